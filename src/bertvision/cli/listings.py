@@ -1,0 +1,198 @@
+"""Commands that list: tasks, heads, backbones, runs."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bertvision.cli import show
+from bertvision.cli.work import Json, Root
+from bertvision.errors import BertVisionError
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `app`."""
+    for command in (tasks, heads, backbones):
+        app.command()(command)
+    inner = typer.Typer(no_args_is_help=True, help="Look at finished runs.")
+    inner.command("list")(list_runs)
+    inner.command("show")(show_run)
+    inner.command("compare")(compare_runs)
+    app.add_typer(inner, name="runs")
+
+
+def tasks(as_json: Json = False) -> None:
+    """List the tasks.
+
+    Example: bertvision tasks --json
+    """
+    from bertvision.tasks import TASKS
+
+    rows = [
+        {
+            "task": task.name,
+            "outputs": task.outputs,
+            "per_token": task.per_token,
+            "max_tokens": task.max_tokens,
+            "metrics": list(task.metrics),
+            "sources": task.sources,
+            "summary": task.summary,
+        }
+        for task in TASKS.values()
+    ]
+    if as_json:
+        show.as_json(rows)
+        return
+    for row in rows:
+        row["metrics"], row["sources"] = ", ".join(row["metrics"]), ", ".join(row["sources"])
+        del row["per_token"]
+    show.table(rows, numbers=("outputs", "max_tokens"))
+    print("Your own data: bertvision run --train-file FILE --text COLUMN --label COLUMN")
+
+
+def heads(
+    tokens: Annotated[int, typer.Option(min=1, help="Longest input.")] = 128,
+    width: Annotated[int, typer.Option(min=1, help="Width of the backbone.")] = 384,
+    layers: Annotated[int, typer.Option(min=1, help="Layers, embedding output included.")] = 7,
+    outputs: Annotated[int, typer.Option(min=1, help="Logits per answer.")] = 2,
+    per_token: Annotated[bool, typer.Option(help="Spans (per token) or sentences.")] = False,
+    as_json: Json = False,
+) -> None:
+    """List the heads, with their parameters for a shape.
+
+    Example: bertvision heads --tokens 386 --width 1024 --layers 25 --outputs 2 --per-token
+    """
+    from bertvision.heads import HEADS, count
+    from bertvision.types import Shape
+
+    shape = Shape(layers=layers, tokens=tokens, width=width, outputs=outputs, per_token=per_token)
+    rows = [{"head": name, "parameters": count(name, shape), "summary": row.summary} for name, row in HEADS.items()]
+    if as_json:
+        show.as_json(rows)
+        return
+    show.table([row | {"parameters": f"{row['parameters']:,}"} for row in rows], numbers=("parameters",))
+    print("Options: gather=cls|mean|max|attention|all, size=64, layers=all|last|last4|0,6,12, dropout=0.1, pooled=true")
+
+
+def backbones(as_json: Json = False) -> None:
+    """List backbones by alias; any other Hub name or directory of an encoder works as well.
+
+    Example: bertvision backbones
+    """
+    from bertvision.backbones import BACKBONES
+
+    rows = [
+        {
+            "alias": name,
+            "layers": known.layers,
+            "width": known.width,
+            "parameters": known.parameters,
+            "from": "package registry" if known.package else "Hub",
+            "hub": known.hub,
+            "note": known.note,
+        }
+        for name, known in BACKBONES.items()
+    ]
+    if as_json:
+        show.as_json(rows)
+        return
+    rows = [row | {"parameters": f"{row['parameters']:,}"} for row in rows]
+    show.table(rows, numbers=("layers", "width", "parameters"))
+
+
+def list_runs(root: Root = Path("runs"), as_json: Json = False) -> None:
+    """List finished runs.
+
+    Example: bertvision runs list
+    """
+    from bertvision.runs import find_runs
+
+    rows = [
+        {
+            "task": run.experiment["task"]["name"],
+            "fraction": run.experiment["fraction"],
+            "kind": run.kind,
+            "name": run.name,
+            "seed": run.experiment["settings"]["seed"],
+            "score": round(run.primary, 2),
+            "metric": run.metrics["primary"],
+            "directory": str(run.directory),
+        }
+        for run in find_runs(root)
+    ]
+    if as_json:
+        show.as_json(rows)
+    elif rows:
+        show.table([row | {"score": f"{row['score']:.2f}"} for row in rows], numbers=("fraction", "seed", "score"))
+    else:
+        print(f"No finished runs in {root}. `bertvision demo` makes some.")
+
+
+def show_run(run: Annotated[Path, typer.Argument(help="Directory of a finished run.")], as_json: Json = False) -> None:
+    """Show what a run did and what came out.
+
+    Example: bertvision runs show RUN --json
+    """
+    from bertvision.runs import open_run
+
+    found = open_run(run)
+    if as_json:
+        show.as_json({"experiment": found.experiment, "metrics": found.metrics})
+        return
+    metrics = found.metrics
+    lines = {
+        "name": found.name,
+        "kind": found.kind,
+        "task": f"{found.experiment['task']['name']}, from {found.experiment['source']}",
+        "fraction": f"{found.experiment['fraction']:g} epochs of fine-tuning",
+        "score": ", ".join(f"{key} {value:.2f}" for key, value in metrics["score"].items()),
+        "95 %": "{:.2f} - {:.2f} ({})".format(*metrics["interval"], metrics["primary"]),
+        "validation": ", ".join(f"{key} {value:.2f}" for key, value in metrics["validation"].items()),
+        "parameters": f"{metrics['parameters']:,}",
+        "seconds": ", ".join(f"{key} {value:.1f}" for key, value in metrics["seconds"].items()),
+        "chosen there": ", ".join(f"{key} {value:.4g}" for key, value in metrics["settings"].items()) or "nothing",
+        "files": str(found.directory),
+    }
+    for key, value in lines.items():
+        print(f"{key:13} {value}")
+
+
+def compare_runs(
+    runs: Annotated[list[Path], typer.Argument(help="Two or more finished runs; the first is the reference.")],
+    as_json: Json = False,
+) -> None:
+    """Compare runs on the same dev rows: the difference to the first, with its paired bootstrap interval.
+
+    Example: bertvision runs compare RUN/bert RUN/adapter-0a1b2c3d
+    """
+    from bertvision.runs import open_run
+    from bertvision.tasks import difference, restore
+
+    found = [open_run(path) for path in runs]
+    if len(found) < 2:
+        raise BertVisionError("Comparing needs at least two runs.")
+    first = found[0]
+    task = restore(first.experiment["task"])
+    rows = []
+    for run in found:
+        if run.predictions().ids != first.predictions().ids:
+            raise BertVisionError(f"{run.directory} was scored on other rows than {first.directory}.")
+        low, high = difference(task, first.outcomes(), run.outcomes(), task.primary)
+        rows.append(
+            {
+                "name": run.name,
+                "fraction": run.experiment["fraction"],
+                task.primary: round(run.primary, 2),
+                "difference": round(run.primary - first.primary, 2),
+                "95 % of it": [round(low, 2), round(high, 2)],
+                "parameters": run.metrics["parameters"],
+                "seconds": round(run.metrics["seconds"]["total"], 1),
+            }
+        )
+    if as_json:
+        show.as_json(rows)
+        return
+    for row in rows:
+        row["95 % of it"] = "{:.2f} to {:.2f}".format(*row["95 % of it"])
+        row["parameters"] = f"{row['parameters']:,}"
+    show.table(rows, numbers=[name for name in rows[0] if name != "name"])

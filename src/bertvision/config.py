@@ -1,0 +1,180 @@
+"""What an experiment is: TOML in, frozen dataclass out."""
+
+import json
+import tomllib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from bertvision.errors import BertVisionError, lookup
+
+T = TypeVar("T")
+
+SCHEDULES = ("constant", "linear")
+PRECISIONS = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optim:
+    """How to descend: AdamW."""
+
+    learning_rate: float = 0.0
+    """Peak rate; 0: what suits the backbone or the task."""
+    epochs: float = 5.0
+    warmup: float = 0.1
+    """Epochs over which the rate rises to its peak."""
+    schedule: str = "linear"
+    """After warm-up: "linear" falls to zero at the end; "constant" stays, so that a fraction is a point on a curve."""
+    batch_size: int = 0
+    """Examples per step; 0: the task's."""
+    accumulate: int = 1
+    """Pieces a step's examples are cut into, where memory is short."""
+    weight_decay: float = 0.01
+    clip: float = 1.0
+    """Largest norm of a model's gradient; 0: no clipping."""
+    patience: int = 0
+    """Stop after this many epochs without a better validation score; 0: never."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dataset:
+    """Which rows; the user's own files are named here too."""
+
+    data_dir: str = ""
+    """Directory with the task's official files."""
+    source: str = ""
+    """"local", "hub" or "registry"; empty: the first of these that has the task."""
+    limit: int = 0
+    """Train (validation included) on this many rows drawn at random; 0: all."""
+    limit_dev: int = 0
+    validation: float = 0.1
+    """Share of train that is held out to choose on, where no validation file is given."""
+    split_seed: int = 0
+    """Draws validation and limits; kept apart from `seed`, so that all seeds see the same split."""
+    max_tokens: int = 0
+    """Longest input; 0: the task's."""
+    train_file: str = ""
+    dev_file: str = ""
+    validation_file: str = ""
+    text: str = "text"
+    text_pair: str = ""
+    label: str = "label"
+    kind: str = "auto"
+    """"classification", "regression" or "auto"."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """A task, a backbone, how far to fine-tune it, and the heads to train on its states."""
+
+    task: str = ""
+    """A name of `bertvision tasks`; any name with data.train_file set: the user's own data."""
+    backbone: str = "minilm"
+    fractions: list[float] = field(default_factory=lambda: [0.3, 1.0])
+    """Epochs of fine-tuning after which to save and score the backbone; 0 means as loaded."""
+    read_at: list[float] = field(default_factory=lambda: [0.3])
+    """The fractions at which heads are trained."""
+    heads: list[str] = field(default_factory=lambda: ["learned", "adapter:gather=max"])
+    try_rates: list[float] = field(default_factory=list)
+    """Learning rates to try for each head beside train.learning_rate; the best on validation is kept."""
+    controls: bool = True
+    """Also train BERT's kind of head anew, and each head on the last layer only."""
+    ensembles: list[str] = field(default_factory=lambda: ["max"])
+    """How to combine BERT with the chosen head: max, mean, product."""
+    seed: int = 0
+    precision: str = "float32"
+    """Arithmetic of the backbone; "bfloat16" and "float16" on a GPU only."""
+    data: Dataset = Dataset()
+    finetune: Optim = Optim(schedule="constant")
+    train: Optim = Optim(learning_rate=1e-3, patience=2, batch_size=32)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON."""
+        return asdict(self)
+
+
+def make(**settings: Any) -> Experiment:
+    """Return an experiment; settings of `data` may be given flat: make(task="mrpc", limit=500)."""
+    inner = {name: value for name, value in settings.items() if name in vars(Dataset())}
+    outer = {name: value for name, value in settings.items() if name not in inner}
+    experiment = merge(Experiment(), outer)
+    return check(replace(experiment, data=merge(experiment.data, inner)))
+
+
+def load(path: Path | None = None, overrides: Sequence[str] = ()) -> Experiment:
+    """Read `path`, then apply overrides such as "train.learning_rate=3e-4"."""
+    experiment = Experiment()
+    if path is not None:
+        try:
+            experiment = merge(experiment, tomllib.loads(path.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            raise BertVisionError(f"No experiment file at {path}.") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise BertVisionError(f"{path} is not valid TOML: {error}.") from error
+    return apply(experiment, overrides)
+
+
+def apply(experiment: Experiment, overrides: Sequence[str]) -> Experiment:
+    """Lay "key=value" settings over an experiment, and check the result."""
+    for override in overrides:
+        key, equals, value = override.partition("=")
+        try:
+            values = tomllib.loads(override)
+        except tomllib.TOMLDecodeError:
+            try:  # strings need no quotes on the command line
+                values = tomllib.loads(f"{key} = {json.dumps(value.strip())}")
+            except tomllib.TOMLDecodeError:
+                equals = ""
+        if not equals:
+            raise BertVisionError(f"Setting {override!r} is not of the form key=value.")
+        experiment = merge(experiment, values)
+    return check(experiment)
+
+
+def merge(default: T, values: dict[str, Any], where: str = "") -> T:
+    """Return `default` with `values` laid over it; refuse a key or a type it does not know."""
+    changes = {}
+    for key, value in values.items():
+        old = lookup(vars(default), key, f"setting {where}".strip())
+        name = f"{where}{key}"
+        if is_dataclass(old):
+            if not isinstance(value, dict):
+                raise BertVisionError(f"{name} must be a table of settings, got {value!r}.")
+            value = merge(old, value, f"{name}.")
+        elif isinstance(old, float) and type(value) is int:
+            value = float(value)
+        elif isinstance(old, list):
+            value = _list_like(old, value, name)
+        elif type(value) is not type(old):
+            raise BertVisionError(f"{name} must be {type(old).__name__}, got {value!r}.")
+        changes[key] = value
+    return replace(default, **changes)  # pyright: ignore[reportArgumentType, reportCallIssue]
+
+
+def _list_like(old: list[Any], value: Any, name: str) -> list[Any]:
+    """Accept a list, or one value for a list of one, of the type that `old` holds."""
+    kind = type(old[0]) if old else float
+    values = value if isinstance(value, list) else [value]
+    values = [float(each) if kind is float and type(each) is int else each for each in values]
+    for each in values:
+        if type(each) is not kind:
+            raise BertVisionError(f"{name} must be a list of {kind.__name__}, got {each!r} in it.")
+    return values
+
+
+def check(experiment: Experiment) -> Experiment:
+    """Refuse values no step could use; contradictions are found where the values meet."""
+    for name, optim in (("finetune", experiment.finetune), ("train", experiment.train)):
+        lookup(dict.fromkeys(SCHEDULES), optim.schedule, f"{name}.schedule")
+        if optim.epochs <= 0 or optim.accumulate < 1 or optim.batch_size < 0 or optim.learning_rate < 0:
+            raise BertVisionError(f"[{name}] needs epochs > 0, accumulate >= 1, batch_size >= 0, learning_rate >= 0.")
+    lookup(dict.fromkeys(PRECISIONS), experiment.precision, "precision")
+    if not experiment.fractions or any(fraction < 0 for fraction in experiment.fractions):
+        raise BertVisionError(f"fractions must be epochs, 0 or more, got {experiment.fractions}.")
+    if not 0 < experiment.data.validation < 1:
+        raise BertVisionError(f"data.validation must lie between 0 and 1, got {experiment.data.validation}.")
+    missing = set(experiment.read_at) - set(experiment.fractions)
+    if missing:
+        return replace(experiment, fractions=sorted(set(experiment.fractions) | missing))
+    return experiment

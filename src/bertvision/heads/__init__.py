@@ -1,0 +1,155 @@
+"""The zoo. To add a head: write its parts in one file here, add one line to HEADS."""
+
+import fnmatch
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from inspect import Parameter, signature
+from typing import Any
+
+import torch
+from torch import nn
+
+from bertvision.errors import BertVisionError, lookup
+from bertvision.heads.adapters import Adapter
+from bertvision.heads.gathers import GATHERS
+from bertvision.heads.head import Head, Last, Select
+from bertvision.heads.pools import FlattenLayers, LearnedPool, MeanPool
+from bertvision.types import Shape
+
+__all__ = ["HEADS", "GATHERS", "Head", "Last", "build_head", "canonical", "count", "expand", "last_layer_only", "parse"]
+
+
+def adapters(s: Shape, size: int, *, shared: bool = True) -> dict[str, nn.Module]:
+    """Adapter and the pool that goes with it."""
+    return {"adapt": Adapter(s.layers, s.width, size, shared=shared), "pool": FlattenLayers()}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A head of the table: how to build it, and one line about it."""
+
+    build: Callable[..., nn.Module]
+    summary: str
+
+
+# fmt: off
+HEADS: dict[str, Row] = {
+    "last":                     Row(lambda s, dropout=0.1: Last(s, dropout=dropout), "BERT's own kind of head, on the last layer"),
+    "mean":                     Row(lambda s, **o: Head(s, MeanPool(), **o), "average of the layers"),
+    "learned":                  Row(lambda s, **o: Head(s, LearnedPool(s.layers), **o), "learned weights for the layers (Tenney et al. 2019)"),
+    "adapter":                  Row(lambda s, size=64, **o: Head(s, **adapters(s, size), **o), "one adapter for all layers"),
+    "adapter-skip":             Row(lambda s, size=64, **o: Head(s, **adapters(s, size), skip=True, **o), "the same, with the last layer put back"),
+    "adapter-independent":      Row(lambda s, size=64, **o: Head(s, **adapters(s, size, shared=False), **o), "an adapter for each layer"),
+    "adapter-independent-skip": Row(lambda s, size=64, **o: Head(s, **adapters(s, size, shared=False), skip=True, **o), "the same, with the last layer put back"),
+}
+# fmt: on
+
+COMMON = {"gather": "cls", "dropout": 0.0}
+"""What every head but `last` takes beside its own options."""
+
+
+def parse(spec: str) -> tuple[str, dict[str, Any]]:
+    """Read "adapter:size=64,layers=0,6,12" as a name and its options."""
+    name, _, rest = spec.partition(":")
+    row = lookup(HEADS, name.strip(), "head")
+    known = {key: value.default for key, value in list(signature(row.build).parameters.items())[1:]}
+    if any(p.kind is Parameter.VAR_KEYWORD for p in signature(row.build).parameters.values()):
+        known.pop("o", None)
+        known |= COMMON
+    known |= {"layers": "all", "pooled": False}
+    options: dict[str, Any] = {}
+    # A piece without "=" continues the one before it: layers=0,6,12.
+    for piece in re.findall(r"[^=,]+=[^=]*(?=,[^=,]+=|$)", rest) if rest else []:
+        key, _, value = piece.strip(", ").partition("=")
+        default = lookup(known, key.strip(), f"option of head {name!r}")
+        options[key.strip()] = _convert(value.strip(), default, key.strip())
+    if rest and not options:
+        raise BertVisionError(f"Head {spec!r} is not of the form name:option=value,option=value.")
+    if "gather" in options:
+        lookup(GATHERS, options["gather"], "gather")
+    return name.strip(), options
+
+
+def _convert(text: str, default: Any, key: str) -> Any:
+    """Read an option's value as the type of its default."""
+    if isinstance(default, bool):
+        return lookup({"true": True, "false": False, "1": True, "0": False}, text.lower(), f"value of {key}")
+    try:
+        return type(default)(text)
+    except ValueError:
+        raise BertVisionError(f"Option {key} of a head must be {type(default).__name__}, got {text!r}.") from None
+
+
+def expand(text: str) -> list[str]:
+    """Read "learned,adapter:size=8,gather=max", "adapter*" or "all" as a list of heads."""
+    specs: list[str] = []
+    for piece in filter(None, (piece.strip() for piece in text.split(","))):
+        # After a comma, "gather=max" and "12" go on with the head before it; a name starts the next one.
+        if specs and re.match(r"[\d-]+$|[^:]*=", piece):
+            specs[-1] += f",{piece}"
+        elif "*" in piece or piece == "all":
+            found = fnmatch.filter(HEADS, "*" if piece == "all" else piece)
+            if not found:
+                raise BertVisionError(f"No head is called like {piece!r}. Known: {', '.join(sorted(HEADS))}.")
+            specs += [name for name in found if name != "last"]
+        else:
+            specs.append(piece)
+    return [canonical(spec) for spec in specs]
+
+
+def canonical(spec: str) -> str:
+    """Write a head's specification in the one way that names it."""
+    name, options = parse(spec)
+    return name + "".join(
+        f"{',' if i else ':'}{key}={str(value).lower() if isinstance(value, bool) else value}"
+        for i, (key, value) in enumerate(sorted(options.items()))
+    )
+
+
+def last_layer_only(spec: str) -> str:
+    """Name the control of a head: the same head, gather and size, on the last layer alone."""
+    name, options = parse(spec)
+    options = {key: value for key, value in options.items() if key not in ("layers", "pooled")}
+    return canonical(name + ":" + ",".join(f"{k}={v}" for k, v in (options | {"layers": "last"}).items()))
+
+
+def build_head(spec: str, shape: Shape) -> nn.Module:
+    """Build the head that `spec` names, sized for `shape`."""
+    name, options = parse(spec)
+    pooled, layers = options.pop("pooled", False), options.pop("layers", "all")
+    if pooled and not shape.pooled:
+        raise BertVisionError(f"Head {spec!r} wants BERT's pooled [CLS], which exists for sentence tasks only.")
+    available = shape.layers - shape.pooled
+    chosen = select_layers(layers, available)
+    if pooled:
+        chosen = [*chosen, available]
+    seen = replace(shape, layers=len(chosen), pooled=pooled)
+    head = HEADS[name].build(seen, **options)
+    return head if chosen == list(range(shape.layers)) else Select(head, chosen)
+
+
+def select_layers(text: str, layers: int) -> list[int]:
+    """Read "all", "last", "last4", "0,6,12" or "2-5" as layer numbers; 0 is the embedding output."""
+    if text == "all":
+        return list(range(layers))
+    tail = re.fullmatch(r"last(\d*)", text)
+    if tail:
+        count = int(tail[1] or 1)
+        chosen = list(range(layers - count, layers))
+    else:
+        chosen = []
+        for piece in text.split(","):
+            ends = re.fullmatch(r"(\d+)(?:-(\d+))?", piece.strip())
+            if not ends:
+                raise BertVisionError(f"layers={text!r} is not understood; use all, last, last4, 0,6,12 or 2-5.")
+            chosen += range(int(ends[1]), int(ends[2] or ends[1]) + 1)
+    if not chosen or min(chosen) < 0 or max(chosen) >= layers:
+        raise BertVisionError(f"layers={text!r} asks for layers that do not exist: there are 0 to {layers - 1}.")
+    return sorted(set(chosen))
+
+
+def count(spec: str, shape: Shape) -> int:
+    """Count the parameters of a head at `shape`, without allocating them."""
+    with torch.device("meta"):
+        return sum(p.numel() for p in build_head(spec, shape).parameters())

@@ -1,0 +1,26 @@
+"""Narrow every token of every layer. (B, L, T, W) -> (B, L, T, A)"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+class Adapter(nn.Module):
+    """z = GELU(A x + b), with one matrix for all layers or one for each.
+
+    After Houlsby et al. 2019 (arXiv:1902.00751), without the up-projection and the residual.
+    """
+
+    def __init__(self, layers: int, width: int, size: int, *, shared: bool = True):
+        super().__init__()
+        copies = 1 if shared else layers
+        self.weight = nn.Parameter(torch.empty(copies, width, size))
+        self.bias = nn.Parameter(torch.zeros(copies, 1, size))
+        nn.init.trunc_normal_(self.weight, std=1e-3, a=-2e-3, b=2e-3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(self.weight) == 1:
+            x = x @ self.weight[0] + self.bias[0]
+        else:
+            x = torch.einsum("bltw,lwa->blta", x, self.weight) + self.bias
+        return functional.gelu(x)

@@ -1,0 +1,69 @@
+"""Merge the tokens of a sentence. (B, T, F), mask (B, T) -> (B, F)"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from bertvision.types import Shape
+
+
+class First(nn.Module):
+    """Keep [CLS], as BERT does."""
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return x[:, 0]
+
+
+class Mean(nn.Module):
+    """Average over real tokens."""
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        weight = mask.unsqueeze(-1).to(x.dtype)
+        return (x * weight).sum(dim=1) / weight.sum(dim=1).clamp(min=1)
+
+
+class Max(nn.Module):
+    """Keep each feature's largest value over real tokens."""
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return x.masked_fill(~mask.unsqueeze(-1), torch.finfo(x.dtype).min).amax(dim=1)
+
+
+class Attention(nn.Module):
+    """Average over real tokens by a learned score of each."""
+
+    def __init__(self, features: int):
+        super().__init__()
+        self.score = nn.Linear(features, 1, bias=False)  # a bias would cancel in the softmax
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        score = self.score(x).squeeze(-1).masked_fill(~mask, torch.finfo(x.dtype).min)
+        return torch.einsum("bt,btf->bf", score.softmax(dim=1), x)
+
+
+class All(nn.Module):
+    """Lay the tokens side by side, up to a fixed length; padding contributes zeros."""
+
+    def __init__(self, tokens: int):
+        super().__init__()
+        self.tokens = tokens
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        if x.shape[1] > self.tokens:
+            raise ValueError(f"a head with gather=all was built for {self.tokens} tokens, got {x.shape[1]}")
+        x = x * mask.unsqueeze(-1)
+        return functional.pad(x, (0, 0, 0, self.tokens - x.shape[1])).flatten(start_dim=1)
+
+
+GATHERS = {
+    "cls": lambda shape, features: First(),
+    "mean": lambda shape, features: Mean(),
+    "max": lambda shape, features: Max(),
+    "attention": lambda shape, features: Attention(features),
+    "all": lambda shape, features: All(shape.tokens),
+}
+
+
+def gathered_features(gather: nn.Module, shape: Shape, features: int) -> int:
+    """How many features leave `gather` when `features` enter it."""
+    return shape.tokens * features if isinstance(gather, All) else features

@@ -1,0 +1,100 @@
+"""The shape nearly every head has, and BERT's own."""
+
+import torch
+from torch import Tensor, nn
+
+from bertvision.errors import lookup
+from bertvision.heads.gathers import GATHERS, First, gathered_features
+from bertvision.types import Shape
+
+
+class Head(nn.Module):
+    """Turn the hidden states of every layer into logits.
+
+    adapt   (B, L, T, W) -> (B, L, T, A)    narrow each layer; optional
+    pool    (B, L, T, A) -> (B, T, F)       merge the layers; the part under study
+    skip    (B, T, F)    -> (B, T, F + W)   put the last layer back; optional
+    gather  (B, T, F)    -> (B, F)          merge the tokens; sentence tasks only
+    read    (B, .., F)   -> (B, .., C)
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        pool: nn.Module,
+        *,
+        adapt: nn.Module | None = None,
+        skip: bool = False,
+        gather: str = "cls",
+        dropout: float = 0.0,
+    ):
+        super().__init__()
+        self.shape = shape
+        self.adapt = adapt or nn.Identity()
+        self.pool = pool
+        self.skip = skip
+        features = self._features()
+        make_gather = lookup(GATHERS, gather, "gather")  # looked up for spans too: a misspelt option is a mistake
+        self.gather = nn.Identity() if shape.per_token else make_gather(shape, features)
+        self.dropout = nn.Dropout(dropout)
+        self.read = nn.Linear(gathered_features(self.gather, shape, features), shape.outputs)
+
+    def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
+        """Read hidden states: (B, L, T, W), mask (B, T) -> (B, T, C) or (B, C)"""
+        if isinstance(self.gather, First):
+            hidden, mask = hidden[:, :, :1], mask[:, :1]  # the others would be computed and thrown away
+        hidden = hidden.to(self.read.weight.dtype)
+        x = self._represent(hidden)
+        if not self.shape.per_token:
+            x = self.gather(x, mask)
+        return self.read(self.dropout(x))
+
+    def _represent(self, hidden: Tensor) -> Tensor:
+        x = self.pool(self.adapt(hidden))
+        return torch.cat([x, hidden[:, -1]], dim=-1) if self.skip else x
+
+    @torch.no_grad()
+    def _features(self) -> int:
+        """Measure F with a probe of one token, so that no pool has to compute it."""
+        return self._represent(torch.zeros(1, self.shape.layers, 1, self.shape.width)).shape[-1]
+
+
+class Last(nn.Module):
+    """BERT's own head: last layer -> linear; for sentences [CLS] -> pooler -> tanh -> linear."""
+
+    def __init__(self, shape: Shape, *, dropout: float = 0.1):
+        super().__init__()
+        self.shape = shape
+        if not shape.per_token:
+            self.pooler = nn.Linear(shape.width, shape.width)
+            self.dropout = nn.Dropout(dropout)
+        self.read = nn.Linear(shape.width, shape.outputs)
+        for layer in self.children():
+            if isinstance(layer, nn.Linear):
+                nn.init.normal_(layer.weight, std=0.02)  # BERT's initializer
+                nn.init.zeros_(layer.bias)
+
+    def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
+        """Read the last layer: (B, L, T, W) -> (B, T, C) or (B, C)"""
+        last = hidden[:, -1].to(self.read.weight.dtype)
+        if self.shape.per_token:
+            return self.read(last)
+        return self.read(self.dropout(self.pool(last)))
+
+    def pool(self, last: Tensor) -> Tensor:
+        """Return BERT's pooled [CLS]. (B, T, W) -> (B, W)"""
+        return torch.tanh(self.pooler(last[:, 0]))
+
+
+class Select(nn.Module):
+    """Show a head some of the layers only."""
+
+    def __init__(self, head: nn.Module, layers: list[int]):
+        super().__init__()
+        self.head = head
+        # A slice is a view; a list of indices copies every state.
+        consecutive = layers == list(range(layers[0], layers[-1] + 1))
+        self.layers = slice(layers[0], layers[-1] + 1) if consecutive else layers
+
+    def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
+        return self.head(hidden[:, self.layers], mask)

@@ -1,0 +1,144 @@
+"""From text to tokens: load the data, hold out validation, tokenize. Everything but the backbone's weights."""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import nn
+
+from bertvision import heads
+from bertvision.activations import Tokens
+from bertvision.backbones import Backbone, load_tokenizer
+from bertvision.config import Experiment, Optim
+from bertvision.errors import BertVisionError, lookup
+from bertvision.tasks import TASKS, Example, Request, Task, custom
+from bertvision.training import predict
+from bertvision.types import Batches, Features, Predictions, Shape
+
+EVAL_ROWS = 64
+EVAL_TOKENS = 8192  # with padding; bounds the memory of all layers at once
+
+Notify = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Split:
+    """Examples and their tokens."""
+
+    examples: list[Example]
+    features: Features
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """Everything the line needs but the backbone's weights."""
+
+    experiment: Experiment
+    task: Task
+    source: str
+    tokenizer: Any
+    pad_ids: dict[str, int]
+    max_tokens: int
+    train: Split
+    validation: Split
+    dev: Split
+    finetune: Optim
+    """With the learning rate and batch size that "0" stood for."""
+    heads: Optim
+
+    @property
+    def held_out(self) -> dict[str, Split]:
+        """What is predicted: first to choose on, then to score."""
+        return {"validation": self.validation, "dev": self.dev}
+
+    def shape(self, backbone: Backbone, *, pooled: bool = False) -> Shape:
+        """What a head sees."""
+        return Shape(
+            layers=backbone.layers + pooled,
+            tokens=self.max_tokens,
+            width=backbone.width,
+            outputs=self.task.outputs,
+            per_token=self.task.per_token,
+            pooled=pooled,
+        )
+
+    def shuffled(self, optim: Optim) -> Tokens:
+        """Batches of train, for descending."""
+        return Tokens(self.train.features, optim.batch_size, self.pad_ids, seed=self.experiment.seed)
+
+    def ordered(self, split: Split) -> Tokens:
+        """Batches of a split, for predicting."""
+        return Tokens(split.features, EVAL_ROWS, self.pad_ids, budget=EVAL_TOKENS)
+
+    def predict(
+        self, models: Mapping[str, nn.Module], batches: Batches, split: Split, label: str
+    ) -> dict[str, Predictions]:
+        """Predict a split with every model."""
+        offsets = split.features.offsets if self.task.per_token else None
+        precision = self.experiment.precision
+        return predict(models, batches, split.features.ids, offsets, precision=precision, label=label)
+
+
+def find_task(experiment: Experiment, notify: Notify = print) -> Task:
+    """Return the task of the table, or make one of the user's own files."""
+    data = experiment.data
+    if data.train_file:
+        return custom(
+            train=data.train_file,
+            dev=data.dev_file,
+            validation=data.validation_file,
+            text=data.text,
+            text_pair=data.text_pair,
+            label=data.label,
+            kind=data.kind,
+            name=experiment.task,
+            notify=notify,
+        )
+    if not experiment.task:
+        raise BertVisionError("Name a task (`bertvision tasks` lists them), or your own data with --train-file FILE.")
+    return lookup(TASKS, experiment.task, "task")
+
+
+def prepare(experiment: Experiment, notify: Notify = print) -> Prepared:
+    """Load the data, hold out validation before anything is trained, and tokenize."""
+    for spec in experiment.heads:
+        heads.parse(spec)  # a misspelt head should not cost a fine-tuning
+    task = find_task(experiment, notify)
+    wanted = experiment.data
+    reading = load_tokenizer(experiment.backbone)
+    request = Request(data_dir=wanted.data_dir, source=wanted.source, notify=notify)
+    data = task.load(request)
+    train = task.sample(data.train, wanted.limit, wanted.split_seed)
+    validation = data.validation
+    if validation is None:
+        train, validation = task.carve(train, wanted.validation, wanted.split_seed)
+    dev = task.sample(data.dev, wanted.limit_dev, wanted.split_seed)
+    max_tokens = min(wanted.max_tokens or task.max_tokens, reading.max_tokens)
+    finetune, head = experiment.finetune, experiment.train
+    rate = finetune.learning_rate or reading.learning_rate or task.learning_rate
+    finetune = replace(finetune, learning_rate=rate, batch_size=finetune.batch_size or task.batch_size)
+    head = replace(head, learning_rate=head.learning_rate or 1e-3, batch_size=head.batch_size or task.batch_size)
+    splits = [Split(rows, task.encode(rows, reading.tokenizer, max_tokens)) for rows in (train, validation, dev)]
+    return Prepared(
+        experiment=experiment,
+        task=task,
+        source=data.source,
+        tokenizer=reading.tokenizer,
+        pad_ids=reading.pad_ids,
+        max_tokens=max_tokens,
+        train=splits[0],
+        validation=splits[1],
+        dev=splits[2],
+        finetune=finetune,
+        heads=head,
+    )
+
+
+def fingerprint(*splits: Split) -> str:
+    """Name tokens and labels by their content."""
+    digest = hashlib.sha256()
+    for split in splits:
+        for array in (split.features.offsets, split.features.labels, *split.features.tokens.values()):
+            digest.update(array.tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,127 @@
+"""Train heads and their controls on the states of a fine-tuned backbone."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from bertvision import heads
+from bertvision.errors import BertVisionError
+from bertvision.files import value_hash
+from bertvision.heads import build_head, last_layer_only
+from bertvision.pipeline.finetuning import Point
+from bertvision.pipeline.prepared import Notify, Prepared, fingerprint
+from bertvision.pipeline.scoring import finish, grade
+from bertvision.runs import Run, is_finished, slug
+from bertvision.training import Grade, Student, fit
+
+
+def train_heads(prepared: Prepared, point: Point, notify: Notify = print) -> list[Run]:
+    """Train every head and control on one pass over the states of a fraction; skip those already there."""
+    experiment = prepared.experiment
+    specs = _with_controls([heads.canonical(spec) for spec in experiment.heads], experiment.controls)
+    places = {spec: point.directory / _head_directory(prepared, point, spec) for spec in specs}
+    missing = [spec for spec in specs if not is_finished(places[spec])]
+    if missing:
+        _train(prepared, point, missing, specs, places, notify)
+    return [Run(places[spec]) for spec in specs if is_finished(places[spec])]
+
+
+def _train(
+    prepared: Prepared,
+    point: Point,
+    missing: list[str],
+    specs: Mapping[str, str],
+    places: Mapping[str, Path],
+    notify: Notify,
+) -> None:
+    experiment = prepared.experiment
+    pooled = any(heads.parse(spec)[1].get("pooled") for spec in missing)
+    shape = prepared.shape(point.backbone, pooled=pooled and not prepared.task.per_token)
+    rates = sorted({prepared.heads.learning_rate, *experiment.try_rates})
+    models, optims = {}, {}
+    for spec in missing:
+        for rate in rates:
+            torch.manual_seed(experiment.seed)  # each head starts as if alone
+            models[f"{spec}@{rate:g}"] = build_head(spec, shape)
+            optims[f"{spec}@{rate:g}"] = replace(prepared.heads, learning_rate=rate)
+    held_out = {
+        name: (split, point.stream(prepared, prepared.ordered(split), pooled=shape.pooled))
+        for name, split in prepared.held_out.items()
+    }
+
+    def validate(students: dict[str, nn.Module]) -> dict[str, Grade]:
+        split, stream = held_out["validation"]
+        found = prepared.predict(students, stream, split, "validate")
+        return {name: grade(prepared, split, predictions) for name, predictions in found.items()}
+
+    settings = {"heads": missing, "train": asdict(prepared.heads), "rates": rates, "seed": experiment.seed}
+    key = value_hash({**settings, "weights": point.weights, "data": fingerprint(prepared.train, prepared.validation)})
+    resume = point.directory / f"resume-{key}.safetensors"
+    students = fit(
+        models,
+        point.stream(prepared, prepared.shuffled(prepared.heads), pooled=shape.pooled),
+        prepared.task.loss,
+        optims,
+        seed=experiment.seed,
+        validate=validate,
+        resume=resume,
+        fingerprint=key,
+        label=f"train {len(models)} heads" if len(models) > 1 else f"train {missing[0]}",
+        notify=notify,
+    )
+    chosen = {spec: _best_rate(students, spec, rates) for spec in missing}
+    alive = {spec: student for spec, student in chosen.items() if student is not None}
+    if not alive:
+        raise BertVisionError("Every head diverged; a smaller train.learning_rate may help.")
+    found = {name: {} for name in held_out}
+    for name, (split, stream) in held_out.items():
+        found[name] = prepared.predict({s: st.model for s, st in alive.items()}, stream, split, f"heads on {name}")
+    for spec, student in alive.items():
+        own, shared = student.seconds, student.shared_seconds
+        extra = {
+            "parameters": sum(p.numel() for p in student.model.parameters()),
+            "seconds": {"finetune": point.seconds, "head": own + shared, "total": point.seconds + own + shared},
+            "seconds_apart": {"states": shared, "head": own},
+            "best_epoch": student.best_epoch,
+            "epochs": len(student.grades),
+            "validation_by_epoch": [grade[0] for grade in student.grades],
+            "training_loss": student.losses[student.best_epoch - 1],
+            "learning_rate": student.optim.learning_rate,
+        }
+        predictions = {name: each[spec] for name, each in found.items()}
+        weights = {key: value.cpu() for key, value in student.model.state_dict().items()}
+        finish(prepared, point, places[spec], specs[spec], spec, predictions, extra, weights=weights, shape=shape)
+    resume.unlink(missing_ok=True)
+
+
+def _best_rate(students: Mapping[str, Student], spec: str, rates: Sequence[float]) -> Student | None:
+    """Return the student of the learning rate that validation prefers."""
+    candidates = [students[f"{spec}@{rate:g}"] for rate in rates]
+    candidates = [student for student in candidates if student.grades and not student.failed]
+    return max(candidates, key=lambda student: student.grades[student.best_epoch - 1], default=None)
+
+
+def _with_controls(specs: Sequence[str], controls: bool) -> dict[str, str]:
+    """Name every head to be trained, with its kind: heads as asked for, then their controls."""
+    kinds = dict.fromkeys(specs, "head")
+    if controls:
+        kinds |= {spec: "control" for spec in ["last", *map(last_layer_only, specs)] if spec not in kinds}
+        kinds["last"] = "control"
+    # `last` reads one layer anyway, so it is its own control.
+    return {spec: kind for spec, kind in kinds.items() if not spec.startswith("last:layers=last")}
+
+
+def _head_directory(prepared: Prepared, point: Point, spec: str) -> str:
+    experiment = prepared.experiment
+    settings = {
+        "head": spec,
+        "train": asdict(prepared.heads),
+        "rates": experiment.try_rates,
+        "seed": experiment.seed,
+        "weights": point.weights,
+        "dev": fingerprint(prepared.dev),
+    }
+    return f"{slug(spec)}-{value_hash(settings)}"

@@ -1,0 +1,47 @@
+"""Progress with rate and time left, on stderr; silent when that is not a terminal."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Task as Bar
+from rich.text import Text
+
+PATIENCE = 2.0  # seconds before a bar is worth showing
+
+
+class _Rate(ProgressColumn):
+    def render(self, task: Bar) -> Text:
+        return Text(f"{task.speed:,.1f}/s" if task.speed else "", style="cyan")
+
+
+@contextmanager
+def bar(label: str, total: int, done: int = 0) -> Iterator[Callable[[int], None]]:
+    """Yield a function that advances the bar; it appears only if the work takes longer than a moment."""
+    if not sys.stderr.isatty():
+        yield lambda steps: None
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        _Rate(),
+        TimeRemainingColumn(),
+        TextColumn("left"),
+    )
+    progress = Progress(*columns, console=Console(stderr=True), transient=True)
+    task = progress.add_task(label, total=total, completed=done)
+    began = time.monotonic()
+
+    def advance(steps: int) -> None:
+        progress.update(task, advance=steps)
+        if not progress.live.is_started and time.monotonic() - began > PATIENCE:
+            progress.start()
+
+    try:
+        yield advance
+    finally:
+        progress.stop()

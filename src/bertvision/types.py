@@ -1,0 +1,136 @@
+"""The nouns that travel along the line.
+
+Axes, everywhere: B examples in a batch, L layers (embedding output first), T tokens, W width,
+F features, C outputs. Nothing here is padded; padding exists only inside one `Batch`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bertvision.errors import BertVisionError
+from bertvision.files import replacing
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """All a head knows about the world."""
+
+    layers: int
+    tokens: int
+    """The most tokens an input may have; only heads that flatten tokens depend on it."""
+    width: int
+    outputs: int
+    per_token: bool
+    """True: logits are (B, T, C), as for spans. False: (B, C), as for sentences."""
+    pooled: bool = False
+    """True: the last of `layers` is not a layer but BERT's pooled [CLS], present at token 0 only."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Features:
+    """A split, tokenized: one row per window of text, so a long passage has several rows."""
+
+    ids: list[str]
+    """Unique per row."""
+    tokens: dict[str, np.ndarray]
+    """What the encoder reads (`input_ids`, ...), each flat (sum of lengths,): rows end to end, no padding."""
+    offsets: np.ndarray
+    """(N + 1,): row i is `tokens[name][offsets[i]:offsets[i + 1]]`."""
+    labels: np.ndarray
+    """(N,) int64 classes or float32 scores; (N, 2) start and end tokens for spans."""
+    origins: list[Any]
+    """What the task needs to turn row i back into an answer: at least the example's id."""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens in each row. (N,)"""
+        return np.diff(self.offsets)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """One training step's worth of data, wherever it came from."""
+
+    rows: np.ndarray
+    """(B,) positions in the Features the batch was made of."""
+    inputs: dict[str, Tensor] | Tensor
+    """Tokens, each (B, T), before the backbone; hidden states (B, L, T, W) after it."""
+    mask: Tensor
+    """(B, T), True where a real token stands."""
+    labels: Tensor
+    """(B,), or (B, 2) for spans."""
+
+    def to(self, device: torch.device) -> "Batch":
+        """Move every tensor."""
+        inputs = self.inputs
+        if isinstance(inputs, dict):
+            inputs = {name: tensor.to(device, non_blocking=True) for name, tensor in inputs.items()}
+        else:
+            inputs = inputs.to(device, non_blocking=True)
+        mask, labels = self.mask.to(device, non_blocking=True), self.labels.to(device, non_blocking=True)
+        return replace(self, inputs=inputs, mask=mask, labels=labels)
+
+
+class Batches(Protocol):
+    """Batches of one split, in an order that depends on the epoch's number alone."""
+
+    rows: int
+    """Examples in an epoch."""
+
+    def __len__(self) -> int:
+        """Batches in an epoch."""
+        ...
+
+    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
+        """Yield the batches of epoch `number` from batch `start` on, so that a resumed run skips at no cost."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predictions:
+    """Logits by row id: all that scoring, ensembling and plotting ever read."""
+
+    ids: list[str]
+    logits: np.ndarray
+    """float32 (N, C); per-token tasks: the rows' tokens end to end, (sum of lengths, C)."""
+    offsets: np.ndarray | None = None
+    """(N + 1,) for per-token tasks, as in Features; None for sentence tasks."""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def row(self, index: int) -> np.ndarray:
+        """Logits of one row: (C,), or (T, C) for per-token tasks."""
+        if self.offsets is None:
+            return self.logits[index]
+        return self.logits[self.offsets[index] : self.offsets[index + 1]]
+
+    def save(self, path: Path) -> None:
+        """Write one .npz without pickles."""
+        arrays = {"ids": np.array(self.ids, dtype=np.str_), "logits": self.logits}
+        if self.offsets is not None:
+            arrays["offsets"] = self.offsets
+        with replacing(path) as file:
+            np.savez(file, **arrays)  # pyright: ignore[reportArgumentType]
+
+    @classmethod
+    def load(cls, path: Path) -> "Predictions":
+        """Read what `save` wrote."""
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                ids, logits = file["ids"].tolist(), file["logits"]
+                offsets = file["offsets"] if "offsets" in file else None
+        except FileNotFoundError:
+            raise BertVisionError(f"No predictions at {path}. A finished run has them.") from None
+        except (OSError, ValueError, KeyError, EOFError) as error:
+            raise BertVisionError(f"{path} is not a readable predictions file: {error}.") from error
+        return cls(ids=ids, logits=logits, offsets=offsets)
