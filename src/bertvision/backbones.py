@@ -240,7 +240,7 @@ def _read_weights(where: str, config: Any) -> tuple[Any, dict[str, Tensor]]:
     return encoder, last
 
 
-def _linear(name: str, layer: nn.Linear) -> dict[str, Tensor]:
+def _linear(name: str, layer: Any) -> dict[str, Tensor]:
     return {f"{name}.weight": layer.weight.detach().clone(), f"{name}.bias": layer.bias.detach().clone()}
 
 

@@ -82,6 +82,8 @@ class Experiment:
     """Also train BERT's kind of head anew, and each head on the last layer only."""
     ensembles: list[str] = field(default_factory=lambda: ["max"])
     """How to combine BERT with the chosen head: max, mean, product."""
+    activations: str = "auto"
+    """"memory" computes hidden states once, "stream" anew each epoch, "auto" the former if they are few."""
     seed: int = 0
     precision: str = "float32"
     """Arithmetic of the backbone; "bfloat16" and "float16" on a GPU only."""
@@ -118,15 +120,17 @@ def load(path: Path | None = None, overrides: Sequence[str] = ()) -> Experiment:
 def apply(experiment: Experiment, overrides: Sequence[str]) -> Experiment:
     """Lay "key=value" settings over an experiment, and check the result."""
     for override in overrides:
-        key, equals, value = override.partition("=")
-        try:
-            values = tomllib.loads(override)
-        except tomllib.TOMLDecodeError:
-            try:  # strings need no quotes on the command line
-                values = tomllib.loads(f"{key} = {json.dumps(value.strip())}")
+        key, _, value = override.partition("=")
+        if not value:
+            raise BertVisionError(f"Setting {override!r} is not of the form key=value.")
+        # Strings need no quotes on the command line, so what is not TOML is tried as one.
+        for text in (override, f"{key} = {json.dumps(value.strip())}"):
+            try:
+                values = tomllib.loads(text)
+                break
             except tomllib.TOMLDecodeError:
-                equals = ""
-        if not equals:
+                continue
+        else:
             raise BertVisionError(f"Setting {override!r} is not of the form key=value.")
         experiment = merge(experiment, values)
     return check(experiment)

@@ -138,7 +138,7 @@ def load_tensors(path: Path, what: str) -> tuple[dict[str, Tensor], dict[str, st
     """Read a safetensors file and its metadata, or say in one sentence why it cannot be read."""
     try:
         with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}
     except FileNotFoundError:
         raise BertVisionError(f"No {what} at {path}.") from None
     except (SafetensorError, OSError) as error:

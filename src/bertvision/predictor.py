@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
@@ -76,9 +76,9 @@ class Predictor:
 
     def predict(self, items: Item | Sequence[Item]) -> Any:
         """Answer one item with a dictionary, or a list of items with a list of them."""
-        if isinstance(items, str | tuple | Mapping):
-            return self.predict([items])[0]
-        examples = [self._example(index, item) for index, item in enumerate(items)]
+        if isinstance(items, str | Mapping) or (isinstance(items, tuple) and all(isinstance(i, str) for i in items)):
+            return self.predict([cast(Item, items)])[0]
+        examples = [self._example(index, cast(Item, item)) for index, item in enumerate(items)]
         if not examples:
             return []
         features = self.task.encode(examples, self._tokenizer, self.max_tokens)

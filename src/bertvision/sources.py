@@ -191,9 +191,11 @@ def _locked(path: Path) -> Iterator[None]:
     """Let one process at a time make `path`; the others wait, then find it made."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = open(path.with_name(f".{path.name}.lock"), "w")
+        lock = os.open(path.with_name(f".{path.name}.lock"), os.O_CREAT | os.O_RDWR, 0o644)
     except OSError as error:
         raise write_error(path, error) from error
-    with lock:
+    try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(lock)

@@ -78,9 +78,8 @@ def make_experiment(file: Path | None, flags: dict[str, Any], settings: list[str
             value = _numbers(value, name)
         elif name == "heads":
             value = heads.expand(value)
-        for part in reversed(key.split(".")):
-            value = {part: value}
-        experiment = config.merge(experiment, value)
+        section, _, name = key.rpartition(".")
+        experiment = config.merge(experiment, {section: {name: value}} if section else {name: value})
     return config.apply(experiment, settings)
 
 

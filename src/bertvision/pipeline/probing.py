@@ -1,13 +1,16 @@
 """Train heads and their controls on the states of a fine-tuned backbone."""
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import nn
 
 from bertvision import heads
+from bertvision.activations import choose
 from bertvision.errors import BertVisionError
 from bertvision.files import value_hash
 from bertvision.heads import build_head, last_layer_only
@@ -25,62 +28,70 @@ def train_heads(prepared: Prepared, point: Point, notify: Notify = print) -> lis
     places = {spec: point.directory / _head_directory(prepared, point, spec) for spec in specs}
     missing = [spec for spec in specs if not is_finished(places[spec])]
     if missing:
-        _train(prepared, point, missing, specs, places, notify)
+        # Killed while the finished heads were being written: their saved state is of all of them.
+        everyone = list(specs)
+        _train(
+            prepared, point, everyone if _resume(prepared, point, everyone).exists() else missing, specs, places, notify
+        )
     return [Run(places[spec]) for spec in specs if is_finished(places[spec])]
 
 
 def _train(
     prepared: Prepared,
     point: Point,
-    missing: list[str],
+    todo: list[str],
     specs: Mapping[str, str],
     places: Mapping[str, Path],
     notify: Notify,
 ) -> None:
     experiment = prepared.experiment
-    pooled = any(heads.parse(spec)[1].get("pooled") for spec in missing)
+    pooled = any(heads.parse(spec)[1].get("pooled") for spec in todo)
     shape = prepared.shape(point.backbone, pooled=pooled and not prepared.task.per_token)
-    rates = sorted({prepared.heads.learning_rate, *experiment.try_rates})
+    rates = _rates(prepared)
     models, optims = {}, {}
-    for spec in missing:
+    for spec in todo:
         for rate in rates:
             torch.manual_seed(experiment.seed)  # each head starts as if alone
             models[f"{spec}@{rate:g}"] = build_head(spec, shape)
             optims[f"{spec}@{rate:g}"] = replace(prepared.heads, learning_rate=rate)
-    held_out = {
-        name: (split, point.stream(prepared, prepared.ordered(split), pooled=shape.pooled))
-        for name, split in prepared.held_out.items()
-    }
+    began = time.perf_counter()
+    stream = partial(point.stream, prepared, pooled=shape.pooled)
+    pick = partial(choose, experiment.activations, layers=shape.layers, width=shape.width)
+    ordered = {name: prepared.ordered(split) for name, split in prepared.held_out.items()}
+    validation = pick(stream(ordered["validation"]), ordered["validation"])
+    train = pick(stream(prepared.ordered(prepared.train)), prepared.shuffled(prepared.heads))
+    reading = time.perf_counter() - began
 
     def validate(students: dict[str, nn.Module]) -> dict[str, Grade]:
-        split, stream = held_out["validation"]
-        found = prepared.predict(students, stream, split, "validate")
+        split = prepared.validation
+        found = prepared.predict(students, validation, split, "validate")
         return {name: grade(prepared, split, predictions) for name, predictions in found.items()}
 
-    settings = {"heads": missing, "train": asdict(prepared.heads), "rates": rates, "seed": experiment.seed}
-    key = value_hash({**settings, "weights": point.weights, "data": fingerprint(prepared.train, prepared.validation)})
-    resume = point.directory / f"resume-{key}.safetensors"
+    resume = _resume(prepared, point, todo)
     students = fit(
         models,
-        point.stream(prepared, prepared.shuffled(prepared.heads), pooled=shape.pooled),
+        train,
         prepared.task.loss,
         optims,
         seed=experiment.seed,
         validate=validate,
         resume=resume,
-        fingerprint=key,
-        label=f"train {len(models)} heads" if len(models) > 1 else f"train {missing[0]}",
+        fingerprint=resume.stem,
+        label=f"train {len(models)} heads" if len(models) > 1 else f"train {todo[0]}",
         notify=notify,
     )
-    chosen = {spec: _best_rate(students, spec, rates) for spec in missing}
+    chosen = {spec: _best_rate(students, spec, rates) for spec in todo}
     alive = {spec: student for spec, student in chosen.items() if student is not None}
     if not alive:
         raise BertVisionError("Every head diverged; a smaller train.learning_rate may help.")
-    found = {name: {} for name in held_out}
-    for name, (split, stream) in held_out.items():
-        found[name] = prepared.predict({s: st.model for s, st in alive.items()}, stream, split, f"heads on {name}")
+    final = {spec: student.model for spec, student in alive.items()}
+    batches = {"validation": validation, "dev": stream(ordered["dev"])}
+    found = {
+        name: prepared.predict(final, batches[name], split, f"heads on {name}")
+        for name, split in prepared.held_out.items()
+    }
     for spec, student in alive.items():
-        own, shared = student.seconds, student.shared_seconds
+        own, shared = student.seconds, student.shared_seconds + reading
         extra = {
             "parameters": sum(p.numel() for p in student.model.parameters()),
             "seconds": {"finetune": point.seconds, "head": own + shared, "total": point.seconds + own + shared},
@@ -95,6 +106,23 @@ def _train(
         weights = {key: value.cpu() for key, value in student.model.state_dict().items()}
         finish(prepared, point, places[spec], specs[spec], spec, predictions, extra, weights=weights, shape=shape)
     resume.unlink(missing_ok=True)
+
+
+def _rates(prepared: Prepared) -> list[float]:
+    return sorted({prepared.heads.learning_rate, *prepared.experiment.try_rates})
+
+
+def _resume(prepared: Prepared, point: Point, specs: Sequence[str]) -> Path:
+    """Where the state of training exactly these heads is saved."""
+    settings = {
+        "heads": list(specs),
+        "train": asdict(prepared.heads),
+        "rates": _rates(prepared),
+        "seed": prepared.experiment.seed,
+        "weights": point.weights,
+        "data": fingerprint(prepared.train, prepared.validation),
+    }
+    return point.directory / f"resume-{value_hash(settings)}.safetensors"
 
 
 def _best_rate(students: Mapping[str, Student], spec: str, rates: Sequence[float]) -> Student | None:

@@ -69,7 +69,7 @@ def custom(
     numeric = all(as_number(each) is not None for each in names)
     classes = tuple(sorted(names, key=float) if numeric else sorted(names))
     if len(classes) < 2:
-        raise BertVisionError(f"{train} holds one class only ({classes[0]!r}); training needs two or more.")
+        raise BertVisionError(f"{train} holds one class only ({names.pop()!r}); training needs two or more.")
     return TextTask(
         name=name,
         summary=f"One of {len(classes)} classes for each text, from {path.name}",

@@ -71,6 +71,7 @@ def hub_tables(path: str, config: str, splits: Sequence[str]) -> list[Table]:
     import datasets
     import datasets.config
     import datasets.exceptions
+    from huggingface_hub.utils import httpx
 
     offline = datasets.config.HF_HUB_OFFLINE
     reachable = Path(path).is_dir() or offline or _answers(datasets.config.HF_ENDPOINT)
@@ -78,7 +79,7 @@ def hub_tables(path: str, config: str, splits: Sequence[str]) -> list[Table]:
         # Offline mode makes the library look into its cache at once instead of retrying for 20 seconds.
         datasets.config.HF_HUB_OFFLINE = offline or not reachable
         content: Any = datasets.load_dataset(path, config or None)
-    except ConnectionError as error:
+    except (ConnectionError, httpx.RequestError) as error:
         raise HubUnreachable(f"The Hub cannot be reached, and its cache does not hold {path}.") from error
     except (datasets.exceptions.DatasetsError, OSError, ValueError, RuntimeError) as error:
         said = str(error).strip().split("\n")[0].rstrip(".")

@@ -23,7 +23,7 @@ def f1(gold: np.ndarray, predicted: np.ndarray) -> float:
     """Return F1 of class 1; 0 where it is undefined."""
     hits = np.count_nonzero((gold == 1) & (predicted == 1))
     either = np.count_nonzero(gold == 1) + np.count_nonzero(predicted == 1)
-    return 200.0 * hits / either if either else 0.0
+    return 200.0 * float(hits / either) if either else 0.0
 
 
 def macro_f1(gold: np.ndarray, predicted: np.ndarray) -> float:
@@ -125,7 +125,7 @@ def best_threshold(differences: np.ndarray, kept: np.ndarray, nulled: np.ndarray
     low = np.concatenate([[-np.inf], steps])  # totals[k] holds for thresholds in [low[k], high[k])
     high = np.concatenate([steps, [np.inf]])
     thresholds = np.where(np.isinf(low), high - 1, np.where(np.isinf(high), low + 1, (low + high) / 2))
-    thresholds = np.where((low <= 0) & (0 < high), 0.0, thresholds)
+    thresholds = np.where((low <= 0) & (high > 0), 0.0, thresholds)
     best = np.flatnonzero(totals == totals.max())
     chosen = best[np.argmin(np.abs(thresholds[best]))]
     return float(thresholds[chosen]), float(totals[chosen] / len(kept))

@@ -1,5 +1,6 @@
 """The table of tasks: SQuAD, GLUE, and three more that the package registry has too."""
 
+from dataclasses import replace
 from typing import Any
 
 from bertvision.errors import BertVisionError
@@ -187,6 +188,9 @@ def restore(description: dict[str, Any]) -> Task:
     if known and known.describe() == description:
         return known
     try:
+        # A built-in task with other settings keeps its sources.
+        if not own and isinstance(known, TextTask | SquadTask) and type(known) is kinds[kind]:
+            return replace(known, **fields)
         return kinds[kind](**fields, own=Own(**own) if own else None)
     except TypeError as error:
         raise BertVisionError(f"Cannot rebuild a task from its description: {error}.") from error

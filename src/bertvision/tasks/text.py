@@ -79,7 +79,8 @@ class TextTask(Task):
         if self.own:
             return self._load_own(self.own, request)
         local = self.local
-        assert local and self.hub, "a task is either the user's own or has official sources"
+        if not local or not self.hub:
+            raise BertVisionError(f"The task {self.name!r} comes from another version; this one knows no data for it.")
         names = [local.train, local.dev] + [local.mismatched] * bool(local.mismatched)
         return load_data(
             self.name,

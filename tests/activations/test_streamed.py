@@ -1,0 +1,42 @@
+import torch
+from test_tokens import PAD, features
+
+from bertvision.activations import Streamed, Tokens
+from bertvision.backbones import load_backbone
+from bertvision.heads import Last
+from bertvision.types import Shape
+
+
+def stream(tiny, pooled=False):
+    loaded = load_backbone(str(tiny))
+    backbone = loaded.backbone.eval().requires_grad_(False)
+    rows = features([4, 7, 2, 5])
+    rows.tokens["input_ids"] %= 50
+    last = Last(Shape(layers=4, tokens=8, width=32, outputs=2, per_token=False)).eval()
+    return backbone, last, Streamed(backbone, Tokens(rows, 2, PAD, budget=100), pool=last.pool if pooled else None)
+
+
+def test_states_are_the_backbone_s(tiny):
+    backbone, _, streamed = stream(tiny)
+    for tokens, batch in zip(streamed.tokens.epoch(0), streamed.epoch(0), strict=True):
+        assert torch.equal(batch.inputs, backbone(tokens.inputs, tokens.mask))
+        assert batch.rows.tolist() == tokens.rows.tolist()
+    assert len(streamed) == 2 and streamed.rows == 4
+
+
+def test_gradients_stay_on_in_the_caller(tiny):
+    """A generator that yields inside no_grad would switch the caller's gradients off while it sleeps."""
+    _, _, streamed = stream(tiny)
+    for batch in streamed.epoch(0):
+        assert torch.is_grad_enabled()
+        weight = torch.ones(32, requires_grad=True)
+        (batch.inputs @ weight).sum().backward()  # states of inference_mode would refuse this
+        assert weight.grad is not None and not batch.inputs.requires_grad
+
+
+def test_pooled_channel(tiny):
+    backbone, last, streamed = stream(tiny, pooled=True)
+    for batch in streamed.epoch(0):
+        assert batch.inputs.shape[1] == backbone.layers + 1
+        torch.testing.assert_close(batch.inputs[:, -1, 0], last.pool(batch.inputs[:, -2]))
+        assert not batch.inputs[:, -1, 1:].any()

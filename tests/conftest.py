@@ -1,0 +1,112 @@
+"""Tiny real backbones and data; nothing here needs the Hub or anything outside the repository."""
+
+import os
+
+# Before any library reads them: tests must not depend on the Hub, and two cores are shared.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModel, BertTokenizerFast
+
+WORDS = (
+    "good bad fine awful great poor film plot actor scene the a was is very not quite this that movie story music "
+    "who what where when made wrote in on at of paris london rome berlin ann bob carl dora king river tower bridge"
+).split()
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+
+SIZES = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 64}
+FAMILIES = {
+    "bert": {},
+    "roberta": {"max_position_embeddings": 130, "type_vocab_size": 1},
+    "electra": {"embedding_size": 16},
+    "distilbert": {"dim": 32, "n_layers": 3, "n_heads": 4, "hidden_dim": 64},
+    "albert": {"embedding_size": 16},
+    "modernbert": {"bos_token_id": 2, "eos_token_id": 3, "cls_token_id": 2, "sep_token_id": 3},
+    "deberta-v2": {"relative_attention": True, "position_buckets": 8, "pos_att_type": ["c2p", "p2c"]},
+    "mpnet": {"max_position_embeddings": 130},
+}
+
+
+def tiny_tokenizer(directory: Path, family: str = "bert") -> BertTokenizerFast:
+    """A real fast WordPiece tokenizer with a vocabulary of a few dozen words."""
+    directory.mkdir(parents=True, exist_ok=True)
+    pieces = [
+        *SPECIAL,
+        *WORDS,
+        *"abcdefghijklmnopqrstuvwxyz0123456789.,!?'\"-",
+        *(f"##{c}" for c in "abcdefghijklmnopqrstuvwxyz"),
+    ]
+    (directory / "vocab.txt").write_text("\n".join(dict.fromkeys(pieces)))
+    names = ["input_ids", "token_type_ids", "attention_mask"]
+    if family in ("roberta", "distilbert", "modernbert", "mpnet"):
+        names.remove("token_type_ids")
+    return BertTokenizerFast(str(directory / "vocab.txt"), model_max_length=128, model_input_names=names)
+
+
+def save_tiny(directory: Path, family: str = "bert", auto=AutoModel, seed: int = 0, **more) -> Path:
+    """A real Hugging Face directory with a tiny random model of a family."""
+    tokenizer = tiny_tokenizer(directory, family)
+    sizes = {} if family == "distilbert" else SIZES
+    base = {"vocab_size": len(tokenizer), "max_position_embeddings": 128, "pad_token_id": 0}
+    config = AutoConfig.for_model(family, **(base | sizes | FAMILIES[family] | more))
+    torch.manual_seed(seed)
+    auto.from_config(config).save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory) -> Path:
+    """A tiny random BERT on disk."""
+    return save_tiny(tmp_path_factory.mktemp("backbones") / "tiny")
+
+
+def review(good: bool, draw: random.Random) -> str:
+    """A sentence whose class a tiny model can learn."""
+    words = draw.choices(["good", "fine", "great"] if good else ["bad", "awful", "poor"], k=2)
+    return " ".join(
+        [
+            "the",
+            draw.choice(["film", "plot", "story"]),
+            "was",
+            words[0],
+            *draw.choices(WORDS[8:20], k=draw.randint(0, 9)),
+            words[1],
+        ]
+    )
+
+
+@pytest.fixture(scope="session")
+def reviews(tmp_path_factory) -> Path:
+    """A CSV of the kind users have."""
+    draw, path = random.Random(0), tmp_path_factory.mktemp("data") / "reviews.csv"
+    rows = [f'"{review(i % 2 == 0, draw)}",{"pos" if i % 2 == 0 else "neg"}' for i in range(120)]
+    path.write_text("\n".join(["text,label", *rows]) + "\n")
+    return path
+
+
+def squad_json(articles: int, questions: int, seed: int, impossible: bool = True) -> dict:
+    """Data in the SQuAD 2.0 format; "who made it" is answered by the name after "made by" words."""
+    draw = random.Random(seed)
+    data = []
+    for a in range(articles):
+        paragraphs = []
+        for p in range(2):
+            who, where = draw.choice(["ann", "bob", "carl", "dora"]), draw.choice(["paris", "london", "rome", "berlin"])
+            words = ["the", "tower", "in", where, "was", "made", "at", who, *draw.choices(WORDS, k=draw.randint(2, 40))]
+            context = " ".join(words)
+            qas = []
+            for q in range(questions):
+                asked, answer = draw.choice([("who made the tower", who), ("where is the tower", where)])
+                none = impossible and draw.random() < 0.3
+                asked = "when was the river bad" if none else asked
+                answers = [] if none else [{"text": answer, "answer_start": context.index(answer)}]
+                qas.append({"id": f"{seed}-{a}-{p}-{q}", "question": asked, "answers": answers, "is_impossible": none})
+            paragraphs.append({"context": context, "qas": qas})
+        data.append({"title": f"article {seed}-{a}", "paragraphs": paragraphs})
+    return {"version": "v2.0", "data": data}

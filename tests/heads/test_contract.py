@@ -1,0 +1,112 @@
+"""Whatever is in HEADS is held to this, on both output shapes, with every gather."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from bertvision.heads import GATHERS, HEADS, build_head
+from bertvision.types import Shape
+
+SPAN = Shape(layers=5, tokens=12, width=16, outputs=2, per_token=True)
+SENTENCE = replace(SPAN, outputs=3, per_token=False)
+
+CASES = [(name, SPAN) for name in HEADS]
+CASES += [("last", SENTENCE)]
+CASES += [(f"{name}:gather={gather}", SENTENCE) for name in HEADS if name != "last" for gather in GATHERS]
+CASES += [("adapter:gather=max,layers=last", SENTENCE), ("adapter:layers=0,2,4", SPAN), ("learned:layers=last2", SPAN)]
+CASES += [("learned:pooled=true", replace(SENTENCE, pooled=True)), ("learned", replace(SENTENCE, pooled=True))]
+every_case = pytest.mark.parametrize(
+    ("spec", "shape"),
+    CASES,
+    ids=[f"{n}-{'span' if s.per_token else 'sentence'}{'-pooled' * s.pooled}" for n, s in CASES],
+)
+
+
+def states(shape: Shape, tokens: int = 9, rows: int = 4, seed: int = 0):
+    torch.manual_seed(seed)
+    hidden = torch.randn(rows, shape.layers, tokens, shape.width)
+    mask = torch.arange(tokens) < torch.tensor([tokens, max(1, tokens - 3), max(1, tokens // 2), 1] * rows)[:rows, None]
+    return hidden, mask
+
+
+def make(spec: str, shape: Shape, seed: int = 0):
+    torch.manual_seed(seed)
+    return build_head(spec, shape).eval()
+
+
+@every_case
+def test_shape(spec, shape):
+    hidden, mask = states(shape)
+    expected = (4, 9, 2) if shape.per_token else (4, 3)
+    assert make(spec, shape)(hidden, mask).shape == expected
+
+
+@every_case
+def test_every_parameter_learns(spec, shape):
+    hidden, mask = states(shape, tokens=12)
+    head = make(spec, shape)
+    head(hidden, mask).square().sum().backward()
+    assert [key for key, p in head.named_parameters() if p.grad is None or not p.grad.any()] == []
+
+
+@every_case
+def test_state_dict_is_all_there_is(spec, shape):
+    hidden, mask = states(shape)
+    head, twin = make(spec, shape), make(spec, shape, seed=1)
+    twin.load_state_dict(head.state_dict())
+    assert torch.equal(head(hidden, mask), twin(hidden, mask))
+
+
+@every_case
+def test_padding_cannot_change_the_answer(spec, shape):
+    hidden, mask = states(shape)
+    head = make(spec, shape)
+    dirty = torch.where(mask[:, None, :, None], hidden, torch.full_like(hidden, 1e4))
+    more = torch.nn.functional.pad(dirty, (0, 0, 0, 3), value=-7.0)
+    more_mask = torch.nn.functional.pad(mask, (0, 3))
+    clean, soiled, longer = head(hidden, mask), head(dirty, mask), head(more, more_mask)
+    if shape.per_token:
+        clean, soiled, longer = clean[mask], soiled[mask], longer[:, :9][mask]
+    torch.testing.assert_close(soiled, clean)
+    torch.testing.assert_close(longer, clean)
+
+
+@every_case
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
+def test_half_precision_input(spec, shape, kind):
+    hidden, mask = states(shape)
+    head = make(spec, shape)
+    torch.testing.assert_close(head(hidden.to(kind), mask), head(hidden.to(kind).float(), mask))
+
+
+@every_case
+def test_overfits_eight_examples(spec, shape):
+    hidden, mask = states(shape, rows=8)
+    labels = torch.arange(8) % shape.outputs
+    head = make(spec, shape).train()
+    optimizer = torch.optim.Adam(head.parameters(), lr=0.05)
+    for _ in range(300):
+        logits = head(hidden, mask)
+        if shape.per_token:
+            logits = logits[:, 0]
+        loss = torch.nn.functional.cross_entropy(logits, labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if loss < 0.05:
+            break
+    assert loss < 0.05
+
+
+@every_case
+def test_deterministic_under_a_seed(spec, shape):
+    hidden, mask = states(shape)
+    assert torch.equal(make(spec, shape)(hidden, mask), make(spec, shape)(hidden, mask))
+
+
+@every_case
+@pytest.mark.parametrize("tokens", [1, 512])
+def test_any_length(spec, shape, tokens):
+    hidden, mask = states(shape, tokens=tokens, rows=2)
+    assert make(spec, replace(shape, tokens=tokens))(hidden, mask).isfinite().all()

@@ -1,0 +1,303 @@
+"""The whole line on a tiny real backbone, over every kind of task."""
+
+import json
+
+import numpy as np
+import pytest
+from conftest import squad_json
+
+import bertvision
+from bertvision import pipeline
+from bertvision.config import Experiment, make
+from bertvision.errors import BertVisionError
+from bertvision.runs import Run, find_runs
+from bertvision.types import Predictions
+
+TRAIN = {"epochs": 8, "learning_rate": 1e-2, "batch_size": 8}
+FAST = {"fractions": [0.5, 1.0], "read_at": [0.5], "train": TRAIN, "finetune": {"learning_rate": 1e-3}}
+
+
+def quiet(message: str) -> None:
+    pass
+
+
+@pytest.fixture(scope="module")
+def finished(tiny, reviews, tmp_path_factory):
+    """One run of the line that several tests look at."""
+    root = tmp_path_factory.mktemp("runs")
+    said = []
+    heads = ["learned", "adapter:gather=max,size=8"]
+    result = bertvision.run(
+        train_file=str(reviews), backbone=str(tiny), heads=heads, root=root, notify=said.append, **FAST
+    )
+    return result, root, said
+
+
+def test_rows_of_the_comparison(finished):
+    result, _, said = finished
+    kinds = [(row["kind"], row["name"], row["fraction"]) for row in pipeline.rows(result)]
+    assert kinds[0] == ("bert", "BERT", 0.5) and kinds[-1] == ("bert", "BERT", 1.0)
+    names = [name for _, name, _ in kinds]
+    assert names[1:6] == [
+        "learned",
+        "adapter:gather=max,size=8",
+        "last",
+        "learned:layers=last",
+        "adapter:gather=max,layers=last,size=8",
+    ]
+    assert kinds[6][0] == "ensemble"
+    assert any("86 rows to train on, 10 to choose on, 24 to score" in each for each in said)
+    for row in pipeline.rows(result):
+        low, high = row["interval"]
+        assert low <= row["score"]["accuracy"] <= high
+        assert row["parameters"] > 0 and row["seconds"]["total"] > 0
+    assert result.best.kind == "head" and result.best.grade == max(r.grade for r in result.runs if r.kind == "head")
+    assert json.loads(result.file.read_text())["rows"] == pipeline.rows(result)
+
+
+def test_it_learns(finished):
+    result, _, _ = finished
+    assert result.best.primary > 75
+
+
+def test_nothing_is_done_twice(finished, reviews, tiny, monkeypatch):
+    result, root, _ = finished
+    for step in ("bertvision.pipeline.finetuning.fit", "bertvision.pipeline.probing.fit"):
+        monkeypatch.setattr(step, lambda *a, **k: pytest.fail("trained again"))
+    heads = ["learned", "adapter:gather=max,size=8"]
+    again = bertvision.run(train_file=str(reviews), backbone=str(tiny), heads=heads, root=root, notify=quiet, **FAST)
+    assert [r.directory for r in again.runs] == [r.directory for r in result.runs]
+
+
+def test_another_head_shares_the_backbone(finished, reviews, tiny, monkeypatch):
+    result, root, _ = finished
+    monkeypatch.setattr("bertvision.pipeline.finetuning.fit", lambda *a, **k: pytest.fail("fine-tuned again"))
+    again = bertvision.run(train_file=str(reviews), backbone=str(tiny), heads=["mean"], root=root, notify=quiet, **FAST)
+    assert again.runs[0].directory == result.runs[0].directory
+
+
+def test_a_fraction_added_later_lies_on_the_same_curve(finished, reviews, tiny, tmp_path):
+    result, root, _ = finished
+    settings = {**FAST, "fractions": [0.5, 0.8, 1.0]}
+    later = bertvision.run(
+        train_file=str(reviews), backbone=str(tiny), heads=["mean"], root=root, notify=quiet, **settings
+    )
+    fresh = bertvision.run(
+        train_file=str(reviews), backbone=str(tiny), heads=["mean"], root=tmp_path, notify=quiet, **settings
+    )
+    for one, other in zip(later.runs, fresh.runs, strict=True):
+        np.testing.assert_array_equal(one.predictions().logits, other.predictions().logits)
+
+
+def test_scoring_again_gives_the_same(finished):
+    result, _, _ = finished
+    for run in (result.runs[0], result.best):
+        prepared = pipeline.prepare(pipeline.experiment_of(run), quiet)
+        assert pipeline.rescore(prepared, run) == pytest.approx(run.metrics["score"])
+
+
+def test_streamed_and_kept_states_give_the_same(reviews, tiny, tmp_path):
+    scores = []
+    for mode in ("stream", "memory"):
+        result = bertvision.run(
+            train_file=str(reviews),
+            backbone=str(tiny),
+            heads=["adapter:gather=mean,size=4"],
+            controls=False,
+            activations=mode,
+            root=tmp_path / mode,
+            notify=quiet,
+            **FAST,
+        )
+        scores.append(result.best.predictions().logits)
+    np.testing.assert_allclose(scores[0], scores[1], atol=1e-3)
+
+
+def test_pooled_channel_and_rates(reviews, tiny, tmp_path):
+    result = bertvision.run(
+        train_file=str(reviews),
+        backbone=str(tiny),
+        heads=["learned:pooled=true"],
+        try_rates=[1e-1, 1e-4],
+        root=tmp_path,
+        notify=quiet,
+        **FAST,
+    )
+    best = result.best
+    assert best.name == "learned:pooled=true" and best.experiment["shape"]["layers"] == 5
+    assert best.metrics["learning_rate"] in (1e-1, 1e-2, 1e-4)
+    assert bertvision.load(best).predict("the film was good")["label"] in ("pos", "neg")
+
+
+@pytest.fixture(scope="module")
+def squad(tmp_path_factory):
+    place = tmp_path_factory.mktemp("squad")
+    for split, articles, seed in (("train", 8, 0), ("dev", 3, 1)):
+        (place / f"{split}-v2.0.json").write_text(json.dumps(squad_json(articles, 4, seed)))
+    return place
+
+
+@pytest.mark.parametrize("task", ["squad2", "squad2-answerable"])
+def test_squad(task, squad, tiny, tmp_path):
+    settings = {**FAST, "max_tokens": 32, "finetune": {"learning_rate": 1e-3, "batch_size": 8}}
+    said = []
+    result = bertvision.run(
+        task=task,
+        data_dir=str(squad),
+        backbone=str(tiny),
+        heads=["learned", "adapter-skip:size=4"],
+        root=tmp_path,
+        notify=said.append,
+        **settings,
+    )
+    primary = {"squad2": "f1", "squad2-answerable": "accuracy"}[task]
+    assert {run.metrics["primary"] for run in result.runs} == {primary}
+    if task == "squad2":
+        assert all("null_threshold" in run.metrics["settings"] for run in result.runs)
+    answer = bertvision.load(result.best).predict(
+        {"question": "who made the tower", "context": "the tower was made at ann"}
+    )
+    assert ("answer" if task == "squad2" else "label") in answer
+    ensemble = next(run for run in result.runs if run.kind == "ensemble")
+    assert bertvision.load(ensemble).predict([("who made it", "bob made the tower")])
+
+
+def test_regression(tiny, tmp_path):
+    rows = [f"{'good ' * (i % 5 + 1)}film\t{i % 5 + 0.5}" for i in range(60)]
+    (tmp_path / "scores.tsv").write_text("text\tlabel\n" + "\n".join(rows) + "\n")
+    result = bertvision.run(
+        train_file=str(tmp_path / "scores.tsv"),
+        backbone=str(tiny),
+        heads=["adapter:gather=mean,size=8"],
+        root=tmp_path / "runs",
+        notify=quiet,
+        **FAST,
+    )
+    assert result.best.metrics["primary"] == "pearson"
+    ensemble = next(run for run in result.runs if run.kind == "ensemble")
+    assert ensemble.experiment["how"] == "mean"
+    assert isinstance(bertvision.load(ensemble).predict("good film")["score"], float)
+
+
+def test_a_checkpoint_with_its_own_head_is_bert_at_zero(squad, tmp_path):
+    """A plain question-answering checkpoint answers as itself, untouched."""
+    import torch
+    from conftest import save_tiny
+    from transformers import AutoModelForQuestionAnswering
+
+    place = save_tiny(tmp_path / "qa", "bert", AutoModelForQuestionAnswering)
+    experiment = make(
+        task="squad2",
+        data_dir=str(squad),
+        backbone=str(place),
+        fractions=[0.0],
+        read_at=[0.0],
+        heads=["mean"],
+        max_tokens=48,
+    )
+    prepared = pipeline.prepare(experiment, quiet)
+    tuned = pipeline.finetune(prepared, tmp_path / "runs")
+    run = pipeline.bert_run(prepared, pipeline.open_point(prepared, tuned, 0.0))
+    theirs = AutoModelForQuestionAnswering.from_pretrained(place).eval()
+    features, found = prepared.dev.features, run.predictions()
+    for row in range(3):
+        part = slice(features.offsets[row], features.offsets[row + 1])
+        ids = {name: torch.from_numpy(flat[part].astype(np.int64))[None] for name, flat in features.tokens.items()}
+        with torch.no_grad():
+            output = theirs(**ids)
+        expected = torch.stack([output.start_logits[0], output.end_logits[0]], -1).numpy()
+        np.testing.assert_allclose(found.row(row), expected, atol=1e-5)
+
+
+def test_validation_is_never_trained_on(reviews, tiny):
+    prepared = pipeline.prepare(make(train_file=str(reviews), backbone=str(tiny)), quiet)
+    ids = [{example.id for example in split.examples} for split in (prepared.train, prepared.validation, prepared.dev)]
+    assert not ids[0] & ids[1] and not ids[0] & ids[2] and not ids[1] & ids[2]
+    assert sum(map(len, ids)) == 120
+
+
+def test_dev_labels_change_nothing_but_the_final_score(reviews, tiny, tmp_path):
+    lines = reviews.read_text().splitlines()
+    (tmp_path / "train.csv").write_text("\n".join(lines[:91]) + "\n")
+    (tmp_path / "dev.csv").write_text("\n".join([lines[0], *lines[91:]]) + "\n")
+    flipped = [line[:-3] + ("neg" if line.endswith("pos") else "pos") for line in lines[91:]]
+    (tmp_path / "flipped.csv").write_text("\n".join([lines[0], *flipped]) + "\n")
+    found = []
+    for dev in ("dev.csv", "flipped.csv"):
+        result = bertvision.run(
+            train_file=str(tmp_path / "train.csv"),
+            dev_file=str(tmp_path / dev),
+            backbone=str(tiny),
+            heads=["learned", "adapter:gather=max,size=8"],
+            root=tmp_path / dev.split(".")[0],
+            notify=quiet,
+            **FAST,
+        )
+        found.append(result)
+    assert found[0].best.name == found[1].best.name
+    for one, other in zip(found[0].runs, found[1].runs, strict=True):
+        np.testing.assert_array_equal(one.predictions().logits, other.predictions().logits)
+        assert one.primary == pytest.approx(100 - other.primary)
+
+
+def test_finished_runs_are_found_and_hold_no_pickles(finished):
+    result, root, _ = finished
+    found = {run.directory for run in find_runs(root)}
+    assert {run.directory for run in result.runs} <= found
+    assert {path.suffix for path in root.rglob("*") if path.is_file()} <= {
+        ".json",
+        ".md",
+        ".npz",
+        ".npy",
+        ".safetensors",
+        ".txt",
+    }
+    assert not list(root.rglob("resume*"))
+
+
+def test_a_tree_of_runs_can_be_moved(finished, tmp_path):
+    import shutil
+
+    result, root, _ = finished
+    shutil.copytree(root, tmp_path / "elsewhere")
+    moved = Run(tmp_path / "elsewhere" / result.best.directory.relative_to(root))
+    assert bertvision.load(moved).predict("a good film") == bertvision.load(result.best).predict("a good film")
+
+
+def test_a_head_refuses_another_backbone(finished, tmp_path):
+    import shutil
+
+    result, root, _ = finished
+    shutil.copytree(root, tmp_path / "runs")
+    moved = Run(tmp_path / "runs" / result.best.directory.relative_to(root))
+    other = moved.directory.parent.parent / "1" / "backbone" / "model.safetensors"
+    shutil.copy(other, moved.backbone / "model.safetensors")
+    with pytest.raises(BertVisionError, match="is not the one .* was trained on"):
+        bertvision.load(moved)
+
+
+def test_misspelt_heads_cost_no_fine_tuning(tiny, reviews, tmp_path):
+    with pytest.raises(BertVisionError, match="Did you mean 'adapter'"):
+        bertvision.run(train_file=str(reviews), backbone=str(tiny), heads=["adaptor"], root=tmp_path, notify=quiet)
+    assert not list(tmp_path.iterdir())
+
+
+def test_predictions_survive_the_disk(tmp_path):
+    random = np.random.default_rng(0)
+    for offsets in (None, np.array([0, 2, 5])):
+        made = Predictions(
+            ids=["a", "ü b"],
+            logits=random.normal(size=(2 if offsets is None else 5, 2)).astype(np.float32),
+            offsets=offsets,
+        )
+        made.save(tmp_path / "p.npz")
+        found = Predictions.load(tmp_path / "p.npz")
+        assert found.ids == made.ids and np.array_equal(found.logits, made.logits)
+        assert (found.offsets is None) == (offsets is None)
+    (tmp_path / "p.npz").write_bytes(b"PK broken")
+    with pytest.raises(BertVisionError, match="not a readable predictions file"):
+        Predictions.load(tmp_path / "p.npz")
+
+
+def test_defaults_are_an_experiment():
+    assert Experiment().to_dict()["backbone"] == "minilm"

@@ -1,0 +1,67 @@
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bertvision.errors import BertVisionError
+from bertvision.tasks import TASKS, Example
+from bertvision.tasks.splitting import count_of, draw, draw_groups, quantile_bins
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=80), st.data(), st.integers(0, 9))
+def test_draw_is_exact_and_in_proportion(strata, data, seed):
+    count = data.draw(st.integers(0, len(strata)))
+    least, leave = data.draw(st.sampled_from([0, 1])), data.draw(st.sampled_from([0, 1]))
+    chosen = draw(np.array(strata), count, seed, least=least, leave=leave)
+    assert len(chosen) == len(set(chosen.tolist())) == count
+    assert chosen.tolist() == sorted(chosen.tolist())
+    sizes, drawn = Counter(strata), Counter(np.array(strata)[chosen].tolist())
+    if not least and not leave:
+        assert all(abs(drawn[each] - count * size / len(strata)) < 1 + 1e-9 for each, size in sizes.items())
+    if leave and count <= len(strata) - len(sizes):
+        assert all(drawn[each] < size for each, size in sizes.items())
+
+
+def test_draw_is_the_same_on_every_machine():
+    # As drawn when this was written; another draw would make old runs incomparable.
+    assert draw(np.array([0, 1] * 10), 6, 0).tolist() == [2, 3, 4, 6, 13, 19]
+
+
+@given(st.lists(st.integers(0, 6), min_size=2, max_size=60), st.integers(1, 30), st.integers(0, 9))
+def test_groups_stay_whole(groups, count, seed):
+    _, numbers = np.unique(groups, return_inverse=True)
+    if numbers.max() == 0:
+        return
+    chosen = set(draw_groups(numbers, count, seed).tolist())
+    inside = {numbers[row] for row in chosen}
+    assert 0 < len(chosen) < len(groups)
+    assert chosen == {row for row, group in enumerate(numbers) if group in inside}
+
+
+def test_one_article_is_split_by_passage_and_one_passage_not_at_all():
+    task = TASKS["squad2"]
+    examples = [Example(id=str(n), texts=("q", f"context {n // 4}"), label=(), group="t") for n in range(40)]
+    train, validation = task.carve(examples, 0.2, 0)
+    assert len(validation) == 8
+    assert not {example.texts[1] for example in train} & {example.texts[1] for example in validation}
+    with pytest.raises(BertVisionError, match="one passage"):
+        task.carve(examples[:4], 0.2, 0)
+
+
+def test_shares_must_make_sense():
+    assert count_of(0.1, 3) == 1 and count_of(0.9, 2) == 1
+    for share, count in ((0, 5), (1, 5), (0.5, 1)):
+        with pytest.raises(BertVisionError):
+            count_of(share, count)
+    with pytest.raises(BertVisionError, match="Cannot draw -1"):
+        TASKS["rte"].sample([], -1, 0)
+    with pytest.raises(BertVisionError, match="Cannot draw -1"):
+        TASKS["squad2"].sample([], -1, 0)
+
+
+def test_bins_of_scores():
+    bins = quantile_bins(np.arange(100.0).tolist())
+    assert np.bincount(bins).tolist() == [10] * 10
+    assert set(quantile_bins([1.0] * 9).tolist()) == {9}, "equal scores fall into one bin"

@@ -1,0 +1,172 @@
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForQuestionAnswering, AutoModelForSequenceClassification
+
+from bertvision.backbones import BACKBONES, Reader, load_backbone, load_tokenizer, save_backbone, weights_hash
+from bertvision.errors import BertVisionError
+from bertvision.heads import Last
+from bertvision.types import Shape
+from conftest import FAMILIES, save_tiny
+
+SENTENCE = Shape(layers=4, tokens=16, width=32, outputs=3, per_token=False)
+SPAN = Shape(layers=4, tokens=16, width=32, outputs=2, per_token=True)
+
+
+def batch(tokenizer, texts):
+    encoded = tokenizer(texts, padding=True, return_tensors="pt")
+    mask = encoded.pop("attention_mask").bool()
+    return dict(encoded), mask
+
+
+TEXTS = ["the film was very good", "a bad plot"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_keeps_the_contract(family, tmp_path):
+    loaded = load_backbone(str(save_tiny(tmp_path / family, family)))
+    tokens, mask = batch(loaded.tokenizer, TEXTS)
+    backbone = loaded.backbone.eval()
+    hidden = backbone(tokens, mask)
+    output = backbone.encoder(**tokens, attention_mask=mask, output_hidden_states=True)
+    assert hidden.shape == (2, 4, mask.shape[1], 32) == (2, backbone.layers, mask.shape[1], backbone.width)
+    assert torch.equal(hidden[:, -1], output.last_hidden_state)
+    assert torch.equal(hidden[:, 0], output.hidden_states[0])
+    torch.testing.assert_close(backbone.last(tokens, mask)[:, 0], hidden[:, -1])
+    # Alone or beside a longer text, a text has the same states.
+    alone, alone_mask = batch(loaded.tokenizer, TEXTS[1:])
+    length = alone_mask.shape[1]
+    torch.testing.assert_close(hidden[1:, :, :length], backbone(alone, alone_mask), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_parameter_of_a_reader_learns(family, tmp_path):
+    loaded = load_backbone(str(save_tiny(tmp_path / family, family)))
+    reader = Reader(loaded.backbone, Last(SENTENCE, dropout=0.0))
+    tokens, mask = batch(loaded.tokenizer, TEXTS)
+    reader(tokens, mask).square().sum().backward()
+    assert [name for name, p in reader.named_parameters() if p.grad is None] == []
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_saved_backbone_comes_back(family, tmp_path):
+    loaded = load_backbone(str(save_tiny(tmp_path / family, family)))
+    reader = Reader(loaded.backbone, Last(SENTENCE))
+    save_backbone(tmp_path / "saved", reader, loaded.tokenizer)
+    again = load_backbone(str(tmp_path / "saved"))
+    assert weights_hash(again.backbone) == weights_hash(loaded.backbone)
+    assert all(torch.equal(again.last[key], value) for key, value in reader.head.state_dict().items())
+    assert again.tokenizer(TEXTS)["input_ids"] == loaded.tokenizer(TEXTS)["input_ids"]
+
+
+@pytest.mark.parametrize("family", ["bert", "albert", "roberta", "mpnet"])
+def test_last_head_equals_sequence_classification(family, tmp_path):
+    place = save_tiny(tmp_path / "m", family, AutoModelForSequenceClassification, num_labels=3)
+    loaded = load_backbone(str(place))
+    head = Last(SENTENCE)
+    head.load_state_dict(loaded.last)
+    tokens, mask = batch(loaded.tokenizer, TEXTS)
+    theirs = AutoModelForSequenceClassification.from_pretrained(place).eval()(**tokens, attention_mask=mask).logits
+    torch.testing.assert_close(Reader(loaded.backbone, head).eval()(tokens, mask), theirs, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("family", ["bert", "albert", "roberta", "electra", "distilbert", "mpnet", "deberta-v2"])
+def test_last_head_equals_question_answering(family, tmp_path):
+    place = save_tiny(tmp_path / "m", family, AutoModelForQuestionAnswering)
+    loaded = load_backbone(str(place))
+    head = Last(SPAN)
+    head.load_state_dict({key: value for key, value in loaded.last.items() if key.startswith("read.")})
+    tokens, mask = batch(loaded.tokenizer, TEXTS)
+    theirs = AutoModelForQuestionAnswering.from_pretrained(place).eval()(**tokens, attention_mask=mask)
+    ours = Reader(loaded.backbone, head).eval()(tokens, mask)
+    torch.testing.assert_close(ours, torch.stack([theirs.start_logits, theirs.end_logits], -1), atol=1e-5, rtol=0)
+
+
+def test_pooler_of_the_checkpoint_is_kept(tmp_path):
+    assert set(load_backbone(str(save_tiny(tmp_path / "bert"))).last) == {"pooler.weight", "pooler.bias"}
+    assert load_backbone(str(save_tiny(tmp_path / "electra", "electra"))).last == {}
+
+
+def test_positions_set_the_longest_input(tmp_path):
+    assert load_tokenizer(str(save_tiny(tmp_path / "bert"))).max_tokens == 128
+    roberta = save_tiny(tmp_path / "roberta", "roberta", max_position_embeddings=64)
+    assert load_tokenizer(str(roberta)).max_tokens == 63  # pad_token_id is 0 here, so one position is never used
+
+
+def test_decoders_are_refused(tmp_path):
+    from transformers import AutoConfig
+
+    config = AutoConfig.for_model("gpt2", n_embd=32, n_layer=2, n_head=4, vocab_size=99)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(BertVisionError, match="not a bidirectional text encoder"):
+        load_backbone(str(tmp_path))
+
+
+def test_unknown_names_and_architectures_are_refused(tmp_path):
+    with pytest.raises(BertVisionError, match="no directory here, and the Hub did not give it"):
+        load_backbone("nobody/nothing")
+    (tmp_path / "config.json").write_text('{"model_type": "martian"}')
+    with pytest.raises(BertVisionError, match="Cannot read the checkpoint"):
+        load_backbone(str(tmp_path))
+
+
+@pytest.mark.parametrize("damage", ["cut", "garbage", "missing tensor", "missing file"])
+def test_damaged_checkpoints_get_a_sentence(tmp_path, damage):
+    from safetensors.torch import load_file, save_file
+
+    place = save_tiny(tmp_path / "bert")
+    weights = place / "model.safetensors"
+    if damage == "cut":
+        weights.write_bytes(weights.read_bytes()[:-1000])
+    elif damage == "garbage":
+        weights.write_bytes(b"not a checkpoint")
+    elif damage == "missing file":
+        weights.unlink()
+    else:
+        tensors = load_file(weights)
+        del tensors["encoder.layer.1.output.dense.weight"]
+        save_file(tensors, weights, {"format": "pt"})
+    with pytest.raises(BertVisionError, match=r"Cannot read the checkpoint|lacks 1 of the encoder's tensors"):
+        load_backbone(str(place))
+
+
+def test_pickled_weights_are_refused(tmp_path):
+    from safetensors.torch import load_file
+
+    place = save_tiny(tmp_path / "bert")
+    torch.save(load_file(place / "model.safetensors"), place / "pytorch_model.bin")
+    (place / "model.safetensors").unlink()
+    with pytest.raises(BertVisionError, match="Cannot read the checkpoint"):
+        load_backbone(str(place))
+
+
+def test_half_precision_checkpoints_compute_in_float32(tmp_path):
+    from transformers import AutoModel
+
+    place = save_tiny(tmp_path / "bert")
+    AutoModel.from_pretrained(place).half().save_pretrained(place)
+    assert {p.dtype for p in load_backbone(str(place)).backbone.parameters()} == {torch.float32}
+
+
+def test_weights_hash_names_content(tiny):
+    first, second = load_backbone(str(tiny)).backbone, load_backbone(str(tiny)).backbone
+    assert weights_hash(first) == weights_hash(second)
+    with torch.no_grad():
+        next(second.parameters()).view(-1)[0] += 1e-3
+    assert weights_hash(first) != weights_hash(second)
+
+
+def test_minilm_is_the_real_one():
+    """The real encoder from the package registry, verified by hash."""
+    loaded = load_backbone("minilm")
+    known = BACKBONES["minilm"]
+    assert (loaded.backbone.layers, loaded.backbone.width) == (known.layers + 1, known.width)
+    assert sum(p.numel() for p in loaded.backbone.parameters()) == known.parameters
+    assert loaded.last == {}  # its pooler was never trained
+    tokens, mask = batch(
+        loaded.tokenizer, ["A man plays a guitar.", "Someone plays an instrument.", "Stocks fell sharply."]
+    )
+    with torch.no_grad():
+        states = loaded.backbone.eval()(tokens, mask)[:, -1]
+    vectors = torch.nn.functional.normalize((states * mask[..., None]).sum(1) / mask.sum(1, keepdim=True), dim=1)
+    near, far = vectors[0] @ vectors[1], vectors[0] @ vectors[2]
+    assert near > 0.5 > 0.2 > far

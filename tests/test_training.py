@@ -1,0 +1,292 @@
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from bertvision import training
+from bertvision.config import Optim
+from bertvision.errors import BertVisionError
+from bertvision.training import fit, predict, rate
+from bertvision.types import Batch
+
+ROWS, TOKENS, WIDTH = 40, 6, 8
+OPTIM = Optim(learning_rate=1e-2, epochs=3, batch_size=8)
+
+
+class States:
+    """Real batches from memory; with `fail_at`, the process "dies" there."""
+
+    def __init__(self, size: int = 8, fail_at: int = -1, seed: int = 0):
+        random = torch.Generator().manual_seed(seed)
+        self.hidden = torch.randn(ROWS, 2, TOKENS, WIDTH, generator=random)
+        self.labels = (self.hidden[:, 0, 0, 0] > 0).long()
+        self.rows, self.size, self.fail_at, self.served = ROWS, size, fail_at, 0
+
+    def __len__(self) -> int:
+        return -(-ROWS // self.size)
+
+    def epoch(self, number, start=0):
+        order = np.random.default_rng(number).permutation(ROWS)
+        for first in range(start * self.size, ROWS, self.size):
+            if self.served == self.fail_at:
+                raise Killed
+            self.served += 1
+            rows = order[first : first + self.size]
+            yield Batch(
+                rows=rows, inputs=self.hidden[rows], mask=torch.ones(len(rows), TOKENS).bool(), labels=self.labels[rows]
+            )
+
+
+class Killed(Exception):
+    pass
+
+
+class Probe(nn.Module):
+    def __init__(self, dropout: float = 0.0, seed: int = 0):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.layers = nn.Sequential(nn.Linear(WIDTH, 16), nn.GELU(), nn.Dropout(dropout), nn.Linear(16, 2))
+
+    def forward(self, hidden, mask):
+        return self.layers(hidden[:, 0, 0])
+
+
+def loss(logits, labels, mask):
+    return nn.functional.cross_entropy(logits, labels)
+
+
+def weights(model):
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def grades(states):
+    def validate(models):
+        found = predict(models, states, [str(i) for i in range(ROWS)])
+        labels = states.labels.numpy()
+        return {name: (float((p.logits.argmax(1) == labels).mean()), 0.0) for name, p in found.items()}
+
+    return validate
+
+
+def save_always(monkeypatch):
+    monkeypatch.setattr(training, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(training, "SAVE_SHARE", math.inf)
+
+
+def test_learns():
+    model = Probe()
+    student = fit({"a": model}, States(), loss, {"a": Optim(learning_rate=1e-2, epochs=20)})["a"]
+    assert student.losses[-1] < 0.2 < student.losses[0]
+    assert len(student.losses) == 20 and student.stopped == "finished"
+
+
+@pytest.mark.parametrize("schedule", ["linear", "constant"])
+def test_rate(schedule):
+    optim = Optim(learning_rate=1, epochs=4, warmup=0.5, schedule=schedule)
+    rates = [rate(step, 10, optim) for step in range(40)]
+    assert rates[0] == pytest.approx(0.2) and rates[4] == 1.0  # five steps of warm-up
+    assert all(0 < r <= 1 for r in rates)
+    if schedule == "constant":
+        assert set(rates[4:]) == {1.0}
+    else:
+        assert rates[5:] == sorted(rates[5:], reverse=True) and rates[-1] < 0.05
+
+
+def test_warmup_does_not_depend_on_the_run_s_length():
+    """A fraction is a point on one curve: at a constant rate, a longer run passes through the same weights."""
+    points = {}
+    for epochs in (1.0, 3.0):
+        model = Probe(dropout=0.1)
+        optim = Optim(learning_rate=1e-2, epochs=epochs, schedule="constant")
+        fit(
+            {"a": model},
+            States(),
+            loss,
+            {"a": optim},
+            pause_at=[1.0],
+            on_pause=lambda f, r, e=epochs, m=model: points.update({e: weights(m)}),
+        )
+    assert torch.equal(points[1.0], points[3.0])
+
+
+def test_pauses_report_loss_and_time():
+    seen = []
+    fit(
+        {"a": Probe()},
+        States(),
+        loss,
+        {"a": OPTIM},
+        pause_at=[0, 0.2, 0.4, 1, 3],
+        on_pause=lambda f, r: seen.append((f, r["steps"])),
+    )
+    assert seen == [(0, 0), (0.2, 1), (0.4, 2), (1, 5), (3, 15)]
+
+
+def test_two_fractions_on_one_step_are_both_kept():
+    seen = []
+    fit(
+        {"a": Probe()},
+        States(size=40),
+        loss,
+        {"a": OPTIM},
+        pause_at=[0.1, 0.2, 1],
+        on_pause=lambda f, r: seen.append((f, r["steps"])),
+    )
+    assert seen == [(0.1, 1), (0.2, 1), (1, 1)]
+
+
+def test_accumulation_gives_the_same_gradient():
+    whole, pieces = Probe(), Probe()
+    fit({"a": whole}, States(), loss, {"a": OPTIM})
+    fit({"a": pieces}, States(), loss, {"a": Optim(learning_rate=1e-2, epochs=3, accumulate=3)})
+    torch.testing.assert_close(weights(whole), weights(pieces), atol=1e-5, rtol=1e-4)
+
+
+def test_each_in_a_chorus_trains_as_if_alone():
+    """Own rate, clipping, early stopping and dropout, whoever else sings."""
+    states = States()
+    optims = {
+        "a": Optim(learning_rate=1e-2, epochs=6, patience=1),
+        "b": Optim(learning_rate=3e-3, epochs=4, clip=0.05),
+        "c": Optim(learning_rate=1e-3, epochs=2),
+    }
+    make = {"a": lambda: Probe(0.3, 1), "b": lambda: Probe(0.0, 2), "c": lambda: Probe(0.1, 3)}
+    together = fit({n: m() for n, m in make.items()}, states, loss, optims, validate=grades(states), seed=5)
+    for name, build in make.items():
+        alone = fit({name: build()}, states, loss, {name: optims[name]}, validate=grades(states), seed=5)[name]
+        assert torch.equal(weights(together[name].model), weights(alone.model))
+        assert together[name].grades == alone.grades and together[name].best_epoch == alone.best_epoch
+
+
+def test_best_epoch_is_kept():
+    given = iter([0.5, 0.9, 0.7, 0.6])
+    kept = {}
+
+    def validate(models):
+        value = next(given)
+        kept[value] = weights(models["a"])
+        return {"a": (value, 0.0)}
+
+    student = fit(
+        {"a": Probe()}, States(), loss, {"a": Optim(learning_rate=1e-2, epochs=9, patience=2)}, validate=validate
+    )["a"]
+    assert student.best_epoch == 2 and len(student.grades) == 4 and "no better" in student.stopped
+    assert torch.equal(weights(student.model), kept[0.9])
+
+
+def test_a_diverging_model_is_dropped_the_others_go_on():
+    class Bad(Probe):
+        def forward(self, hidden, mask):
+            return super().forward(hidden, mask) * math.nan
+
+    said = []
+    states = States()
+    students = fit(
+        {"bad": Bad(), "good": Probe()},
+        states,
+        loss,
+        {"bad": OPTIM, "good": OPTIM},
+        validate=grades(states),
+        notify=said.append,
+    )
+    assert students["bad"].failed and not students["good"].failed and len(students["good"].losses) == 3
+    assert len(said) == 1 and "bad is dropped" in said[0]
+
+
+@pytest.mark.parametrize("die_at", [1, 4, 5, 6, 11, 14])
+def test_resumed_equals_undisturbed(tmp_path, monkeypatch, die_at):
+    save_always(monkeypatch)
+    checker = States(seed=1)
+
+    def train(states, resume=None):
+        models = {"a": Probe(0.2, 1), "b": Probe(0.0, 2)}
+        optims = {"a": Optim(learning_rate=1e-2, epochs=3, patience=1), "b": OPTIM}
+        return fit(models, states, loss, optims, validate=grades(checker), resume=resume, fingerprint="x", seed=3)
+
+    calm = train(States())
+    file = tmp_path / "resume.safetensors"
+    with pytest.raises(Killed):
+        train(States(fail_at=die_at), file)
+    again = States()
+    resumed = train(again, file)
+    assert again.served < States().__len__() * 3  # what was done before is not repeated
+    for name in calm:
+        assert torch.equal(weights(calm[name].model), weights(resumed[name].model))
+        assert calm[name].losses == resumed[name].losses and calm[name].grades == resumed[name].grades
+
+
+def test_another_run_s_state_is_refused(tmp_path, monkeypatch):
+    save_always(monkeypatch)
+    file = tmp_path / "resume.safetensors"
+    with pytest.raises(Killed):
+        fit({"a": Probe()}, States(fail_at=3), loss, {"a": OPTIM}, resume=file, fingerprint="one")
+    with pytest.raises(BertVisionError, match="another training run"):
+        fit({"a": Probe()}, States(), loss, {"a": OPTIM}, resume=file, fingerprint="two")
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(BertVisionError, match="not a readable saved training state"):
+        fit({"a": Probe()}, States(), loss, {"a": OPTIM}, resume=file, fingerprint="one")
+
+
+def test_saving_is_spaced_by_its_cost(tmp_path, monkeypatch):
+    """However slow the disk, saving takes a bounded share of the time."""
+    now = [0.0]
+    monkeypatch.setattr(training.time, "monotonic", lambda: now[0])
+    saves: list[float] = []
+
+    def slow_save(path: Path, *rest):
+        saves.append(now[0])
+        now[0] += 4.0
+
+    monkeypatch.setattr(training, "_save", slow_save)
+
+    def slow_loss(*given):
+        now[0] += 5.0
+        return loss(*given)
+
+    fit({"a": Probe()}, States(), slow_loss, {"a": Optim(learning_rate=1e-3, epochs=60)}, resume=tmp_path / "r")
+    gaps = np.diff(saves)
+    assert saves[0] <= 30 and len(saves) > 5
+    assert (4.0 / gaps <= 0.05).all()
+
+
+def test_per_token_predictions_come_back_in_order():
+    class Echo(nn.Module):
+        def forward(self, hidden, mask):
+            return hidden[:, 0, :, :2]
+
+    lengths = np.array([3, 1, 5])
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+
+    class Ragged:
+        rows = 3
+
+        def __len__(self):
+            return 2
+
+        def epoch(self, number, start=0):
+            for rows in (np.array([2, 0]), np.array([1])):
+                longest = lengths[rows].max()
+                mask = torch.arange(longest) < torch.from_numpy(lengths[rows])[:, None]
+                hidden = torch.full((len(rows), 1, longest, 2), -1.0)
+                for i, row in enumerate(rows):
+                    hidden[i, 0, : lengths[row]] = torch.arange(offsets[row], offsets[row + 1])[:, None].float()
+                yield Batch(rows=rows, inputs=hidden, mask=mask, labels=torch.zeros(len(rows)))
+
+    found = predict({"echo": Echo()}, Ragged(), ["a", "b", "c"], offsets)["echo"]
+    assert found.logits[:, 0].tolist() == list(range(9))
+    assert found.row(1)[:, 1].tolist() == [3.0]
+
+
+def test_state_holds_no_pickle(tmp_path, monkeypatch):
+    save_always(monkeypatch)
+    file = tmp_path / "resume.safetensors"
+    with pytest.raises(Killed):
+        fit({"a": Probe()}, States(fail_at=3), loss, {"a": OPTIM}, resume=file)
+    from safetensors import safe_open
+
+    with safe_open(file, framework="pt") as opened:
+        assert json.loads(opened.metadata()["state"])["progress"]["step"] == 3
