@@ -88,7 +88,7 @@ def finetune(prepared: Prepared, root: Path) -> Tuned:
         pause_at=missing,
         on_pause=save_point,
         resume=resume,
-        fingerprint=value_hash({**settings, "fractions": missing}),
+        fingerprint=key,
         precision=experiment.precision,
         label=f"fine-tune {prepared.task.name}",
     )

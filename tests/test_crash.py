@@ -1,0 +1,102 @@
+"""Real processes, killed for real with SIGKILL at random moments: the resumed result equals the undisturbed one."""
+
+import hashlib
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+# A driver, so that even a run of seconds saves its state several times.
+DRIVER = """
+import json, sys
+from bertvision import training, pipeline, config
+settings = json.loads(sys.argv[1])
+training.SAVE_SECONDS = settings.pop("save_seconds")
+training.SAVE_SHARE = settings.pop("save_share")
+root = settings.pop("root")
+pipeline.run(config.make(**settings), root=root, notify=lambda message: None)
+"""
+
+
+def start(settings: dict) -> subprocess.Popen:
+    return subprocess.Popen([sys.executable, "-c", DRIVER, json.dumps(settings)], stderr=subprocess.PIPE)
+
+
+def results(root: Path) -> dict[str, str]:
+    """Hash everything a run leaves but what holds seconds."""
+    found = {}
+    for path in sorted(root.rglob("*")):
+        if path.suffix in (".safetensors", ".npz", ".npy"):
+            found[str(path.relative_to(root))] = hashlib.sha256(path.read_bytes()).hexdigest()
+        elif path.name == "metrics.json":
+            metrics = json.loads(path.read_text())
+            for key in ("seconds", "seconds_apart"):
+                metrics.pop(key, None)
+            found[str(path.relative_to(root))] = json.dumps(metrics)
+    return found
+
+
+def kill_and_compare(tmp_path: Path, settings: dict, kills: int, seed: int) -> list[float]:
+    """Run undisturbed; run again with kills; compare. Returns when the kills fell, in seconds."""
+    calm = tmp_path / "calm"
+    began = time.monotonic()
+    process = start({**settings, "root": str(calm)})
+    _, errors = process.communicate()
+    assert process.returncode == 0, errors.decode()
+    whole = time.monotonic() - began
+    draw, moments = random.Random(seed), []
+    stormy = tmp_path / "stormy"
+    while True:
+        process = start({**settings, "root": str(stormy)})
+        moment = draw.uniform(0.3, 1.0) * whole if len(moments) < kills else None
+        try:
+            _, errors = process.communicate(timeout=moment)
+            assert process.returncode == 0, errors.decode()
+            break
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.communicate()
+            moments.append(moment)
+    expected, found = results(calm), results(stormy)
+    assert found.keys() == expected.keys()
+    assert [name for name in expected if found[name] != expected[name]] == []
+    return moments
+
+
+def test_killed_and_resumed_equals_undisturbed(tmp_path, tiny, reviews):
+    settings = {
+        "train_file": str(reviews),
+        "backbone": str(tiny),
+        "fractions": [1.0, 6.0],
+        "read_at": [6.0],
+        "heads": ["learned", "adapter:gather=max,size=8,dropout=0.1"],
+        "finetune": {"learning_rate": 1e-3, "batch_size": 4},
+        "train": {"epochs": 40, "learning_rate": 1e-3, "batch_size": 4},
+        "save_seconds": 0.05,
+        "save_share": 1e9,
+    }
+    assert kill_and_compare(tmp_path, settings, kills=4, seed=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
+def test_minilm_killed_and_resumed_equals_undisturbed(tmp_path, seed):
+    """The real encoder on real data, with the intervals users get."""
+    settings = {
+        "task": "stsb",
+        "source": "registry",
+        "limit": 1200,
+        "limit_dev": 100,
+        "fractions": [0.3, 1.0],
+        "read_at": [1.0],
+        "heads": ["learned", "adapter:gather=max,dropout=0.1"],
+        "activations": "stream",
+        "save_seconds": 5.0,
+        "save_share": 1e9,
+    }
+    assert len(kill_and_compare(tmp_path, settings, kills=4, seed=seed)) == 4
