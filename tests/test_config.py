@@ -25,10 +25,6 @@ def test_experiments_survive_json():
     assert asdict(experiment)["data"]["limit"] == 5
 
 
-def test_heads_are_read_where_a_backbone_is_saved():
-    assert make(fractions=[1.0], read_at=[0.3]).fractions == [0.3, 1.0]
-
-
 @pytest.mark.parametrize(
     ("setting", "words"),
     [

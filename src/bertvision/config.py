@@ -73,8 +73,8 @@ class Experiment:
     backbone: str = "minilm"
     fractions: list[float] = field(default_factory=lambda: [0.3, 1.0])
     """Epochs of fine-tuning after which to save and score the backbone; 0 means as loaded."""
-    read_at: list[float] = field(default_factory=lambda: [0.3])
-    """The fractions at which heads are trained."""
+    read_at: list[float] = field(default_factory=list)
+    """The fractions at which heads are trained; none: the smallest."""
     heads: list[str] = field(default_factory=lambda: ["learned", "adapter:gather=max"])
     try_rates: list[float] = field(default_factory=list)
     """Learning rates to try for each head beside train.learning_rate; the best on validation is kept."""
@@ -174,11 +174,8 @@ def check(experiment: Experiment) -> Experiment:
         if optim.epochs <= 0 or optim.accumulate < 1 or optim.batch_size < 0 or optim.learning_rate < 0:
             raise BertVisionError(f"[{name}] needs epochs > 0, accumulate >= 1, batch_size >= 0, learning_rate >= 0.")
     lookup(dict.fromkeys(PRECISIONS), experiment.precision, "precision")
-    if not experiment.fractions or any(fraction < 0 for fraction in experiment.fractions):
+    if not experiment.fractions or min(experiment.fractions + experiment.read_at) < 0:
         raise BertVisionError(f"fractions must be epochs, 0 or more, got {experiment.fractions}.")
     if not 0 < experiment.data.validation < 1:
         raise BertVisionError(f"data.validation must lie between 0 and 1, got {experiment.data.validation}.")
-    missing = set(experiment.read_at) - set(experiment.fractions)
-    if missing:
-        return replace(experiment, fractions=sorted(set(experiment.fractions) | missing))
     return experiment

@@ -61,9 +61,9 @@ class Run:
         return self.metrics["score"][self.metrics["primary"]]
 
     @property
-    def grade(self) -> float:
-        """The same score on validation, by which choices are made."""
-        return self.metrics["validation"][self.metrics["primary"]]
+    def grade(self) -> tuple[float, float]:
+        """How good it is on validation, by which choices are made: the same score, then the loss, negated."""
+        return tuple(self.metrics["grade"])
 
     def predictions(self, split: str = "dev") -> Predictions:
         """Read the saved logits of "dev" or "validation"."""

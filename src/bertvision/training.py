@@ -113,7 +113,8 @@ def fit(
     pauses: dict[int, list[float]] = {}
     for fraction in pause_at:  # several may fall on one step when an epoch has few
         pauses.setdefault(max(int(fraction > 0), round(fraction * per_epoch)), []).append(fraction)
-    progress: dict[str, Any] = {"step": 0, "shared_seconds": 0.0, "pause_loss": 0.0, "pause_steps": 0}
+    progress: dict[str, Any] = {"step": 0, "pause_loss": 0.0, "pause_steps": 0}
+    progress |= {"shared_seconds": 0.0, "saving_seconds": 0.0}
     if resume is not None and resume.exists():
         _load(resume, fingerprint, students, progress, pauses)
     saved_at, save_cost = time.monotonic(), 0.0
@@ -122,7 +123,8 @@ def fit(
         seconds = progress["shared_seconds"] + sum(student.seconds for student in students.values())
         mean = progress["pause_loss"] / max(1, progress["pause_steps"])
         for fraction in pauses[step]:
-            on_pause(fraction, {"training_loss": mean, "seconds": seconds, "steps": step})
+            record = {"training_loss": mean, "seconds": seconds, "steps": step}
+            on_pause(fraction, record | {"saving_seconds": progress["saving_seconds"]})
         progress["pause_loss"], progress["pause_steps"] = 0.0, 0
 
     if progress["step"] == 0 and 0 in pauses:
@@ -159,6 +161,7 @@ def fit(
                     _save(resume, fingerprint, students, progress)
                     saved_at = time.monotonic()
                     save_cost = saved_at - began
+                    progress["saving_seconds"] += save_cost
                 clock = time.perf_counter()
     for student in students.values():
         if student.best:

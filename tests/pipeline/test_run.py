@@ -4,7 +4,6 @@ import json
 
 import numpy as np
 import pytest
-from conftest import squad_json
 
 import bertvision
 from bertvision import pipeline
@@ -12,6 +11,7 @@ from bertvision.config import Experiment, make
 from bertvision.errors import BertVisionError
 from bertvision.runs import Run, find_runs
 from bertvision.types import Predictions
+from conftest import squad_json
 
 TRAIN = {"epochs": 8, "learning_rate": 1e-2, "batch_size": 8}
 FAST = {"fractions": [0.5, 1.0], "read_at": [0.5], "train": TRAIN, "finetune": {"learning_rate": 1e-3}}
@@ -182,8 +182,9 @@ def test_regression(tiny, tmp_path):
 def test_a_checkpoint_with_its_own_head_is_bert_at_zero(squad, tmp_path):
     """A plain question-answering checkpoint answers as itself, untouched."""
     import torch
-    from conftest import save_tiny
     from transformers import AutoModelForQuestionAnswering
+
+    from conftest import save_tiny
 
     place = save_tiny(tmp_path / "qa", "bert", AutoModelForQuestionAnswering)
     experiment = make(

@@ -91,7 +91,7 @@ def train(experiment: Experiment, root: Root = Path("runs"), as_json: Json = Fal
 
     from bertvision import pipeline
 
-    experiment = replace(experiment, fractions=experiment.read_at)
+    experiment = replace(experiment, fractions=experiment.read_at or [min(experiment.fractions)])
     result = pipeline.run(experiment, root=root, notify=show.notify)
     _print_comparison(result, as_json)
 

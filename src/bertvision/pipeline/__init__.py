@@ -12,7 +12,7 @@ Each step is skipped if its result is already on disk:
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,8 @@ def run(
 ) -> Comparison:
     """From text to a scored, ensembled result: run(task="mrpc"), or run(train_file="mine.csv", label="stars")."""
     experiment = experiment or make(**settings)
+    read_at = experiment.read_at or [min(experiment.fractions)]
+    experiment = replace(experiment, read_at=read_at, fractions=sorted({*experiment.fractions, *read_at}))
     prepared = prepare(experiment, notify)
     counts = [len(split.examples) for split in (prepared.train, prepared.validation, prepared.dev)]
     notify(
@@ -103,7 +105,7 @@ def rows(comparison: Comparison) -> list[dict[str, Any]]:
             "primary": each.metrics["primary"],
             "score": each.metrics["score"],
             "interval": each.metrics["interval"],
-            "validation": each.grade,
+            "validation": each.grade[0],
             "parameters": each.metrics["parameters"],
             "seconds": each.metrics["seconds"],
             "directory": os.path.relpath(each.directory, comparison.file.parent),

@@ -76,7 +76,7 @@ def finetune(prepared: Prepared, root: Path) -> Tuned:
     if optim.schedule == "constant":
         optim = replace(optim, epochs=max(missing))
     if max(missing) == 0:
-        save_point(0.0, {"training_loss": 0.0, "seconds": 0.0, "steps": 0})
+        save_point(0.0, {"training_loss": 0.0, "seconds": 0.0, "steps": 0, "saving_seconds": 0.0})
         return tuned
     resume = place / "resume.safetensors"
     students = fit(

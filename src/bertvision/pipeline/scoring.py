@@ -91,6 +91,7 @@ def _measure(prepared: Prepared, found: Mapping[str, Predictions]) -> tuple[dict
         "score": scores["dev"],
         "interval": list(interval(task, outcomes, task.primary)),
         "validation": scores["validation"],
+        "grade": list(grade(prepared, prepared.validation, found["validation"])),
         "settings": settings,
     }
     return metrics, outcomes
