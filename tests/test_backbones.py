@@ -1,3 +1,7 @@
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForQuestionAnswering, AutoModelForSequenceClassification
@@ -170,3 +174,16 @@ def test_minilm_is_the_real_one():
     vectors = torch.nn.functional.normalize((states * mask[..., None]).sum(1) / mask.sum(1, keepdim=True), dim=1)
     near, far = vectors[0] @ vectors[1], vectors[0] @ vectors[2]
     assert near > 0.5 > 0.2 > far
+
+
+def test_hub_names_come_from_the_library_s_cache(tmp_path):
+    """The real Hub code of transformers, on a cache as a download leaves it."""
+    revision = "0123456789012345678901234567890123456789"
+    repository = tmp_path / "hub" / "models--someone--tiny"
+    save_tiny(repository / "snapshots" / revision)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(revision)
+    code = "from bertvision import load_backbone; print(load_backbone('someone/tiny').backbone.width)"
+    environment = os.environ | {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.stdout.strip() == "32", done.stderr

@@ -5,7 +5,7 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_type_hints
 
 from bertvision.errors import BertVisionError, lookup
 
@@ -46,7 +46,7 @@ class Dataset:
     source: str = ""
     """"local", "hub" or "registry"; empty: the first of these that has the task."""
     limit: int = 0
-    """Train (validation included) on this many rows drawn at random; 0: all."""
+    """Use this many rows of train, validation carved out of them, drawn at random; 0: all."""
     limit_dev: int = 0
     validation: float = 0.1
     """Share of train that is held out to choose on, where no validation file is given."""
@@ -75,7 +75,8 @@ class Experiment:
     """Epochs of fine-tuning after which to save and score the backbone; 0 means as loaded."""
     read_at: list[float] = field(default_factory=list)
     """The fractions at which heads are trained; none: the smallest."""
-    heads: list[str] = field(default_factory=lambda: ["learned", "adapter:gather=max"])
+    heads: list[str] = field(default_factory=list)
+    """Which to train; none: those that suit the kind of task."""
     try_rates: list[float] = field(default_factory=list)
     """Learning rates to try for each head beside train.learning_rate; the best on validation is kept."""
     controls: bool = True
@@ -149,16 +150,15 @@ def merge(default: T, values: dict[str, Any], where: str = "") -> T:
         elif isinstance(old, float) and type(value) is int:
             value = float(value)
         elif isinstance(old, list):
-            value = _list_like(old, value, name)
+            value = _list_of(get_args(get_type_hints(type(default))[key])[0], value, name)
         elif type(value) is not type(old):
             raise BertVisionError(f"{name} must be {type(old).__name__}, got {value!r}.")
         changes[key] = value
     return replace(default, **changes)  # pyright: ignore[reportArgumentType, reportCallIssue]
 
 
-def _list_like(old: list[Any], value: Any, name: str) -> list[Any]:
-    """Accept a list, or one value for a list of one, of the type that `old` holds."""
-    kind = type(old[0]) if old else float
+def _list_of(kind: type, value: Any, name: str) -> list[Any]:
+    """Accept a list of `kind`, or one value for a list of one."""
     values = value if isinstance(value, list) else [value]
     values = [float(each) if kind is float and type(each) is int else each for each in values]
     for each in values:

@@ -1,6 +1,7 @@
 """Write files so that a crash never leaves half of one, and a full disk says so."""
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -58,6 +59,22 @@ def replacing_directory(path: Path) -> Iterator[Path]:
         raise write_error(path, error) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextmanager
+def locked(path: Path, *, wait: bool) -> Iterator[None]:
+    """Let one process at a time make `path`; the others wait, or are refused."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = open(path.with_name(f".{path.name}.lock"), "w")
+    except OSError as error:
+        raise write_error(path, error) from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BertVisionError(f"Another process is at work on {path}. Wait for it, or stop it.") from None
+        yield
 
 
 def sync_directory(path: Path) -> None:

@@ -13,6 +13,7 @@ from bertvision.backbones import Backbone, load_backbone, load_tokenizer, weight
 from bertvision.ensemble import combine
 from bertvision.errors import BertVisionError
 from bertvision.heads import Last, build_head
+from bertvision.progress import say
 from bertvision.runs import Run, open_run
 from bertvision.tasks import Example, Task, restore
 from bertvision.training import predict
@@ -85,7 +86,7 @@ class Predictor:
         answers = self.task.present(self.logits(features), features, self.settings)
         return [answers[example.id] for example in examples]
 
-    def score_file(self, path: Path, notify: Callable[[str], None] = print) -> dict[str, float]:
+    def score_file(self, path: Path, notify: Callable[[str], None] = say) -> dict[str, float]:
         """Predict a labelled file in the task's format, and score the answers."""
         examples = self.task.read(path, notify)
         features = self.task.encode(examples, self._tokenizer, self.max_tokens)

@@ -1,4 +1,4 @@
-"""Progress with rate and time left, on stderr; silent when that is not a terminal."""
+"""What a user is told on the way, on stderr: notices, and progress with rate and time left if it is a terminal."""
 
 import sys
 import time
@@ -11,6 +11,11 @@ from rich.progress import Task as Bar
 from rich.text import Text
 
 PATIENCE = 2.0  # seconds before a bar is worth showing
+
+
+def say(message: str) -> None:
+    """Tell the user something on the way, apart from results."""
+    print(message, file=sys.stderr)
 
 
 class _Rate(ProgressColumn):

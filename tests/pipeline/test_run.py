@@ -1,6 +1,7 @@
 """The whole line on a tiny real backbone, over every kind of task."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import bertvision
 from bertvision import pipeline
 from bertvision.config import Experiment, make
 from bertvision.errors import BertVisionError
+from bertvision.files import locked
 from bertvision.runs import Run, find_runs
 from bertvision.types import Predictions
 from conftest import squad_json
@@ -94,6 +96,23 @@ def test_scoring_again_gives_the_same(finished):
     for run in (result.runs[0], result.best):
         prepared = pipeline.prepare(pipeline.experiment_of(run), quiet)
         assert pipeline.rescore(prepared, run) == pytest.approx(run.metrics["score"])
+
+
+def test_other_dev_rows_are_scored_apart(finished, reviews, tiny):
+    result, root, _ = finished
+    fewer = bertvision.run(
+        train_file=str(reviews), backbone=str(tiny), heads=["learned"], limit_dev=10, root=root, notify=quiet, **FAST
+    )
+    assert fewer.runs[0].directory != result.runs[0].directory
+    assert {len(run.predictions()) for run in fewer.runs} == {10}
+
+
+def test_two_processes_on_one_run_are_refused(tiny, reviews, tmp_path):
+    prepared = pipeline.prepare(make(train_file=str(reviews), backbone=str(tiny), **FAST), quiet)
+    place = pipeline.finetune(prepared, tmp_path).directory
+    shutil.rmtree(place / "1")
+    with locked(place / "resume.safetensors", wait=False), pytest.raises(BertVisionError, match="Another process"):
+        pipeline.finetune(prepared, tmp_path)
 
 
 def test_streamed_and_kept_states_give_the_same(reviews, tiny, tmp_path):
@@ -257,8 +276,6 @@ def test_finished_runs_are_found_and_hold_no_pickles(finished):
 
 
 def test_a_tree_of_runs_can_be_moved(finished, tmp_path):
-    import shutil
-
     result, root, _ = finished
     shutil.copytree(root, tmp_path / "elsewhere")
     moved = Run(tmp_path / "elsewhere" / result.best.directory.relative_to(root))
@@ -266,8 +283,6 @@ def test_a_tree_of_runs_can_be_moved(finished, tmp_path):
 
 
 def test_a_head_refuses_another_backbone(finished, tmp_path):
-    import shutil
-
     result, root, _ = finished
     shutil.copytree(root, tmp_path / "runs")
     moved = Run(tmp_path / "runs" / result.best.directory.relative_to(root))

@@ -163,7 +163,7 @@ def compare_runs(
 ) -> None:
     """Compare runs on the same dev rows: the difference to the first, with its paired bootstrap interval.
 
-    Example: bertvision runs compare RUN/bert RUN/adapter-0a1b2c3d
+    Example: bertvision runs compare RUN/bert-4e5f6a7b RUN/adapter-0a1b2c3d
     """
     from bertvision.runs import open_run
     from bertvision.tasks import difference, restore

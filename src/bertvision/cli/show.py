@@ -9,11 +9,6 @@ from rich.console import Console
 from rich.table import Table
 
 
-def notify(message: str) -> None:
-    """Tell the user something on the way."""
-    print(message, file=sys.stderr)
-
-
 def as_json(value: Any) -> None:
     """Print one JSON document."""
     print(json.dumps(value, indent=2, ensure_ascii=False))

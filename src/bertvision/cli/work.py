@@ -39,7 +39,7 @@ def run(experiment: Experiment, root: Root = Path("runs"), as_json: Json = False
     """
     from bertvision import pipeline
 
-    result = pipeline.run(experiment, root=root, notify=show.notify)
+    result = pipeline.run(experiment, root=root)
     _print_comparison(result, as_json)
 
 
@@ -50,7 +50,7 @@ def finetune(experiment: Experiment, root: Root = Path("runs"), as_json: Json = 
     """
     from bertvision import pipeline
 
-    prepared = pipeline.prepare(experiment, show.notify)
+    prepared = pipeline.prepare(experiment)
     tuned = pipeline.finetune(prepared, root)
     runs = [pipeline.bert_run(prepared, pipeline.open_point(prepared, tuned, f)) for f in tuned.fractions]
     rows = [
@@ -92,7 +92,7 @@ def train(experiment: Experiment, root: Root = Path("runs"), as_json: Json = Fal
     from bertvision import pipeline
 
     experiment = replace(experiment, fractions=experiment.read_at or [min(experiment.fractions)])
-    result = pipeline.run(experiment, root=root, notify=show.notify)
+    result = pipeline.run(experiment, root=root)
     _print_comparison(result, as_json)
 
 
@@ -103,17 +103,17 @@ def evaluate(
 ) -> None:
     """Score a run again: its saved dev predictions, or a labelled file that it predicts now.
 
-    Example: bertvision evaluate runs/stsb/minilm/0a1b2c3d/0.3/bert
+    Example: bertvision evaluate runs/stsb/minilm/0a1b2c3d/0.3/bert-4e5f6a7b
     """
     from bertvision import pipeline, predictor
     from bertvision.runs import open_run
 
     found = open_run(run)
     if data is None:
-        prepared = pipeline.prepare(pipeline.experiment_of(found), show.notify)
+        prepared = pipeline.prepare(pipeline.experiment_of(found))
         scores = pipeline.rescore(prepared, found)
     else:
-        scores = predictor.load(found).score_file(data, show.notify)
+        scores = predictor.load(found).score_file(data)
     _print_scores(scores, as_json)
 
 
@@ -142,7 +142,7 @@ def ensemble(
 ) -> None:
     """Combine runs, and score the result.
 
-    Example: bertvision ensemble RUN/bert RUN/adapter-0a1b2c3d --how mean
+    Example: bertvision ensemble RUN/bert-4e5f6a7b RUN/adapter-0a1b2c3d --how mean
     """
     from bertvision import pipeline
     from bertvision.runs import open_run
@@ -150,7 +150,7 @@ def ensemble(
     members = [open_run(path) for path in runs]
     if len(members) < 2:
         raise BertVisionError("An ensemble needs at least two runs.")
-    prepared = pipeline.prepare(pipeline.experiment_of(members[-1]), show.notify)
+    prepared = pipeline.prepare(pipeline.experiment_of(members[-1]))
     made = pipeline.ensemble(prepared, members[-1].directory.parent, members, how)
     rows = pipeline.rows(pipeline.Comparison([*members, made], made, made.directory / "metrics.json"))
     if as_json:
@@ -219,7 +219,7 @@ def demo(root: Root = Path("runs")) -> None:
     from bertvision import pipeline, predictor
 
     for task, items in DEMO_TASKS.items():
-        result = pipeline.run(make(task=task, heads=DEMO_HEADS, **DEMO), root=root, notify=show.notify)
+        result = pipeline.run(make(task=task, heads=DEMO_HEADS, **DEMO), root=root)
         _print_comparison(result, as_json=False)
         for item, answer in zip(items, predictor.load(result.best).predict(items), strict=True):
             said = item if isinstance(item, str) else " | ".join(item)

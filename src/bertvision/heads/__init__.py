@@ -45,6 +45,9 @@ HEADS: dict[str, Row] = {
 }
 # fmt: on
 
+DEFAULTS = {True: ["learned", "adapter-skip"], False: ["learned", "adapter:gather=max"]}
+"""The heads trained when none are named: for per-token tasks, for sentences."""
+
 COMMON = {"gather": "cls", "dropout": 0.0}
 """What every head but `last` takes beside its own options."""
 

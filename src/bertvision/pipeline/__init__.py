@@ -5,7 +5,7 @@ Each step is skipped if its result is already on disk:
     runs/<task>/<backbone>/<8 hex of data, fine-tuning and seed>/
         settings.json               what the 8 digits stand for
         <fraction>/backbone/        the fine-tuned encoder, with BERT's own head
-        <fraction>/bert/            a run: BERT's own predictions
+        <fraction>/bert-<8 hex>/    a run: BERT's own predictions
         <fraction>/<head>-<8 hex>/  a run: a head, a control, an ensemble
         results-<8 hex>.json, .md   the comparison
 """
@@ -22,6 +22,7 @@ from bertvision.pipeline.finetuning import Tuned, finetune, open_point
 from bertvision.pipeline.prepared import Notify, Prepared, find_task, prepare
 from bertvision.pipeline.probing import train_heads
 from bertvision.pipeline.scoring import bert_run, ensemble, rescore
+from bertvision.progress import say
 from bertvision.runs import Run
 
 __all__ = [
@@ -54,13 +55,14 @@ class Comparison:
 
 
 def run(
-    experiment: Experiment | None = None, *, root: str | Path = "runs", notify: Notify = print, **settings: Any
+    experiment: Experiment | None = None, *, root: str | Path = "runs", notify: Notify = say, **settings: Any
 ) -> Comparison:
     """From text to a scored, ensembled result: run(task="mrpc"), or run(train_file="mine.csv", label="stars")."""
     experiment = experiment or make(**settings)
     read_at = experiment.read_at or [min(experiment.fractions)]
     experiment = replace(experiment, read_at=read_at, fractions=sorted({*experiment.fractions, *read_at}))
     prepared = prepare(experiment, notify)
+    experiment = prepared.experiment
     counts = [len(split.examples) for split in (prepared.train, prepared.validation, prepared.dev)]
     notify(
         f"{prepared.task.name}: {counts[0]:,} rows to train on, {counts[1]:,} to choose on, {counts[2]:,} to score, "
@@ -71,12 +73,11 @@ def run(
     best: Run | None = None
     for fraction in tuned.fractions:
         point = open_point(prepared, tuned, fraction)
+        trained = train_heads(prepared, point, notify) if fraction in experiment.read_at else []
         bert = bert_run(prepared, point)
-        found.append(bert)
-        if fraction in experiment.read_at:
-            trained = train_heads(prepared, point, notify)
+        found += [bert, *trained]
+        if trained:
             best = choose(trained)
-            found += trained
             ways = ["mean"] if prepared.task.outputs == 1 else experiment.ensembles
             found += [ensemble(prepared, point.directory, [bert, best], how) for how in ways]
     if best is None:

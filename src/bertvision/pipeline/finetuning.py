@@ -13,7 +13,7 @@ from bertvision import runtime
 from bertvision.activations import Streamed, Tokens
 from bertvision.backbones import Backbone, Reader, load_backbone, save_backbone, weights_hash
 from bertvision.errors import BertVisionError
-from bertvision.files import read_json, replacing_directory, value_hash, write_json
+from bertvision.files import locked, read_json, replacing_directory, value_hash, write_json
 from bertvision.heads import Last
 from bertvision.pipeline.prepared import Prepared, fingerprint
 from bertvision.runs import slug
@@ -79,19 +79,20 @@ def finetune(prepared: Prepared, root: Path) -> Tuned:
         save_point(0.0, {"training_loss": 0.0, "seconds": 0.0, "steps": 0, "saving_seconds": 0.0})
         return tuned
     resume = place / "resume.safetensors"
-    students = fit(
-        {"bert": reader},
-        prepared.shuffled(optim),
-        prepared.task.loss,
-        {"bert": optim},
-        seed=experiment.seed,
-        pause_at=missing,
-        on_pause=save_point,
-        resume=resume,
-        fingerprint=key,
-        precision=experiment.precision,
-        label=f"fine-tune {prepared.task.name}",
-    )
+    with locked(resume, wait=False):
+        students = fit(
+            {"bert": reader},
+            prepared.shuffled(optim),
+            prepared.task.loss,
+            {"bert": optim},
+            seed=experiment.seed,
+            pause_at=missing,
+            on_pause=save_point,
+            resume=resume,
+            fingerprint=key,
+            precision=experiment.precision,
+            label=f"fine-tune {prepared.task.name}",
+        )
     resume.unlink(missing_ok=True)
     if students["bert"].failed:
         raise BertVisionError(f"Fine-tuning diverged: {students['bert'].failed}.")

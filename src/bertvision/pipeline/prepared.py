@@ -12,6 +12,7 @@ from bertvision.activations import Tokens
 from bertvision.backbones import Backbone, load_tokenizer
 from bertvision.config import Experiment, Optim
 from bertvision.errors import BertVisionError, lookup
+from bertvision.progress import say
 from bertvision.tasks import TASKS, Example, Request, Task, custom
 from bertvision.training import predict
 from bertvision.types import Batches, Features, Predictions, Shape
@@ -80,7 +81,7 @@ class Prepared:
         return predict(models, batches, split.features.ids, offsets, precision=precision, label=label)
 
 
-def find_task(experiment: Experiment, notify: Notify = print) -> Task:
+def find_task(experiment: Experiment, notify: Notify = say) -> Task:
     """Return the task of the table, or make one of the user's own files."""
     data = experiment.data
     if data.train_file:
@@ -100,19 +101,21 @@ def find_task(experiment: Experiment, notify: Notify = print) -> Task:
     return lookup(TASKS, experiment.task, "task")
 
 
-def prepare(experiment: Experiment, notify: Notify = print) -> Prepared:
+def prepare(experiment: Experiment, notify: Notify = say) -> Prepared:
     """Load the data, hold out validation before anything is trained, and tokenize."""
     for spec in experiment.heads:
         heads.parse(spec)  # a misspelt head should not cost a fine-tuning
     task = find_task(experiment, notify)
+    experiment = replace(experiment, heads=experiment.heads or heads.DEFAULTS[task.per_token])
     wanted = experiment.data
     reading = load_tokenizer(experiment.backbone)
     request = Request(data_dir=wanted.data_dir, source=wanted.source, notify=notify)
     data = task.load(request)
     train = task.sample(data.train, wanted.limit, wanted.split_seed)
-    validation = data.validation
-    if validation is None:
+    if data.validation is None:
         train, validation = task.carve(train, wanted.validation, wanted.split_seed)
+    else:
+        validation = task.sample(data.validation, wanted.limit, wanted.split_seed)
     dev = task.sample(data.dev, wanted.limit_dev, wanted.split_seed)
     max_tokens = min(wanted.max_tokens or task.max_tokens, reading.max_tokens)
     finetune, head = experiment.finetune, experiment.train

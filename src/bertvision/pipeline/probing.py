@@ -12,16 +12,17 @@ from torch import nn
 from bertvision import heads
 from bertvision.activations import choose
 from bertvision.errors import BertVisionError
-from bertvision.files import value_hash
+from bertvision.files import locked, value_hash
 from bertvision.heads import build_head, last_layer_only
 from bertvision.pipeline.finetuning import Point
 from bertvision.pipeline.prepared import Notify, Prepared, fingerprint
-from bertvision.pipeline.scoring import finish, grade
+from bertvision.pipeline.scoring import bert_run, finish, grade
+from bertvision.progress import say
 from bertvision.runs import Run, is_finished, slug
 from bertvision.training import Grade, Student, fit
 
 
-def train_heads(prepared: Prepared, point: Point, notify: Notify = print) -> list[Run]:
+def train_heads(prepared: Prepared, point: Point, notify: Notify = say) -> list[Run]:
     """Train every head and control on one pass over the states of a fraction; skip those already there."""
     experiment = prepared.experiment
     specs = _with_controls([heads.canonical(spec) for spec in experiment.heads], experiment.controls)
@@ -68,28 +69,30 @@ def _train(
         return {name: grade(prepared, split, predictions) for name, predictions in found.items()}
 
     resume = _resume(prepared, point, todo)
-    students = fit(
-        models,
-        train,
-        prepared.task.loss,
-        optims,
-        seed=experiment.seed,
-        validate=validate,
-        resume=resume,
-        fingerprint=resume.stem,
-        label=f"train {len(models)} heads" if len(models) > 1 else f"train {todo[0]}",
-        notify=notify,
-    )
+    with locked(resume, wait=False):
+        students = fit(
+            models,
+            train,
+            prepared.task.loss,
+            optims,
+            seed=experiment.seed,
+            validate=validate,
+            resume=resume,
+            fingerprint=resume.stem,
+            label=f"train {len(models)} heads" if len(models) > 1 else f"train {todo[0]}",
+            notify=notify,
+        )
     chosen = {spec: _best_rate(students, spec, rates) for spec in todo}
     alive = {spec: student for spec, student in chosen.items() if student is not None}
     if not alive:
         raise BertVisionError("Every head diverged; a smaller train.learning_rate may help.")
-    final = {spec: student.model for spec, student in alive.items()}
+    final = {spec: student.model for spec, student in alive.items()} | {"bert": point.last}  # BERT comes for free
     batches = {"validation": validation, "dev": stream(ordered["dev"])}
     found = {
         name: prepared.predict(final, batches[name], split, f"heads on {name}")
         for name, split in prepared.held_out.items()
     }
+    bert_run(prepared, point, {name: each["bert"] for name, each in found.items()})
     for spec, student in alive.items():
         own, shared = student.seconds, student.shared_seconds + reading
         extra = {

@@ -14,20 +14,20 @@ from bertvision.backbones import Reader
 from bertvision.ensemble import combine
 from bertvision.files import read_json, value_hash
 from bertvision.pipeline.finetuning import Point
-from bertvision.pipeline.prepared import Prepared, Split
+from bertvision.pipeline.prepared import Prepared, Split, fingerprint
 from bertvision.runs import Run, is_finished, save_run
 from bertvision.tasks import interval
 from bertvision.training import Grade
 from bertvision.types import Predictions, Shape
 
 
-def bert_run(prepared: Prepared, point: Point) -> Run:
-    """Score BERT itself at a fraction."""
-    directory = point.directory / "bert"
+def bert_run(prepared: Prepared, point: Point, found: dict[str, Predictions] | None = None) -> Run:
+    """Score BERT itself at a fraction; `found` are its predictions, if a pass over the states has made them."""
+    directory = point.directory / f"bert-{value_hash(fingerprint(prepared.dev))}"
     if is_finished(directory):
         return Run(directory)
     reader = Reader(point.backbone, point.last)
-    found = {
+    found = found or {
         name: prepared.predict({"bert": reader}, prepared.ordered(split), split, f"BERT on {name}")["bert"]
         for name, split in prepared.held_out.items()
     }

@@ -1,0 +1,32 @@
+import sys
+
+from bertvision import progress
+
+
+def test_silent_when_not_a_terminal(capsys):
+    with progress.bar("work", total=3) as advance:
+        advance(3)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_rate_and_time_left_on_a_terminal(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(progress, "PATIENCE", 0.0)
+    with progress.bar("work", total=30) as advance, progress.bar("inner", total=2) as inner:
+        for _ in range(10):
+            advance(1)
+            inner(0)
+    out, err = capsys.readouterr()
+    assert out == "" and "work" in err and "/30" in err and "left" in err
+
+
+def test_short_work_shows_no_bar(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    with progress.bar("work", total=3) as advance:
+        advance(3)
+    assert capsys.readouterr().err == ""
+
+
+def test_notices_go_to_stderr(capsys):
+    progress.say("hello")
+    assert capsys.readouterr() == ("", "hello\n")

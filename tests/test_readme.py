@@ -1,0 +1,70 @@
+"""What the README shows runs: the Python, the commands, the experiment files, on a tiny encoder in place of MiniLM."""
+
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from bertvision import config
+from bertvision.backbones import BACKBONES, Known
+from bertvision.cli import main
+from bertvision.cli.options import FLAGS
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.S)
+
+
+COMMANDS = [line for block in blocks("sh") for line in block.splitlines()]
+
+
+@pytest.fixture
+def tiny_minilm(tiny, monkeypatch):
+    monkeypatch.setitem(BACKBONES, "minilm", Known(hub=str(tiny), layers=3, width=32, parameters=1, learning_rate=1e-3))
+
+
+def test_python(tiny_minilm, reviews, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "reviews.csv").write_text(reviews.read_text())
+    (code,) = blocks("python")
+    assert len([line for line in code.splitlines() if line.strip()]) <= 6
+    exec(compile(code, "README.md", "exec"), {})
+    assert "'label': '" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_command(tiny_minilm, tmp_path, monkeypatch, capsys, command):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", shlex.split(command))
+    main_exit(0)
+    assert capsys.readouterr().out
+
+
+def main_exit(expected: int) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main()
+        sys.exit(0)
+    assert (stopped.value.code or 0) == expected
+
+
+def test_every_flag_shown_exists():
+    shown = set(re.findall(r"--([a-z][a-z-]+)", README))
+    known = {name.replace("_", "-") for name in FLAGS} | {"set", "json", "runs", "help", "how", "data", "predictions"}
+    known |= {"tokens", "width", "layers", "outputs", "per-token", "question", "context"}
+    assert shown <= known
+
+
+@pytest.mark.parametrize("file", sorted(ROOT.glob("experiments/*.toml")), ids=lambda file: file.name)
+def test_experiment_files_are_read(file):
+    assert config.load(file).task
+
+
+def test_links_lead_somewhere():
+    for page in [ROOT / "README.md", *ROOT.glob("docs/**/*.md")]:
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+            assert (page.parent / target).exists() or target.startswith("http"), f"{page.name}: {target}"
