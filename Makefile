@@ -21,7 +21,7 @@ test-slow: .venv/installed
 lint: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/pyright
+	$(BIN)/pyright -p pyproject.toml
 
 format: .venv/installed
 	$(BIN)/ruff format .
