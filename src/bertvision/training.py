@@ -34,6 +34,7 @@ class Student:
     model: nn.Module
     optim: Optim
     optimizer: torch.optim.Optimizer
+    scaler: Any
     seconds: float = 0.0
     """Its own time."""
     shared_seconds: float = 0.0
@@ -61,7 +62,7 @@ class Student:
             for key, value in self.optimizer.state.get(parameter, {}).items():
                 tensors[f"optimizer/{key}/{name}"] = value
         kept = ("seconds", "shared_seconds", "losses", "grades", "best_epoch", "running", "count", "stopped", "failed")
-        return tensors, {name: getattr(self, name) for name in kept}
+        return tensors, {name: getattr(self, name) for name in kept} | {"scaler": self.scaler.state_dict()}
 
     def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         """Go back to a saved state."""
@@ -74,7 +75,9 @@ class Student:
                 # The step count stays where AdamW wants it; moments live with their parameter.
                 here = value if kind == "step" else value.to(parameters[name].device)
                 self.optimizer.state[parameters[name]][kind] = here
-        for name, value in values.items():
+        plain = dict(values)
+        self.scaler.load_state_dict(plain.pop("scaler"))
+        for name, value in plain.items():
             setattr(self, name, value)
 
 
@@ -99,12 +102,14 @@ def fit(
     `on_pause` is called at each epoch fraction; `validate` after each epoch, to stop early and to keep the best.
     With `resume`, the state is saved there now and then, and a run that was killed goes on from it.
     """
+    runtime.require_precision(precision)
     device = runtime.device()
     students = {
         name: Student(
             model=model.to(device),
             optim=optims[name],
-            optimizer=runtime.optimizer_for(model, optims[name].learning_rate, optims[name].weight_decay, precision),
+            optimizer=runtime.optimizer_for(model, optims[name].learning_rate, optims[name].weight_decay),
+            scaler=runtime.scaler_for(precision),
         )
         for name, model in models.items()
     }
@@ -191,15 +196,17 @@ def _step(student: Student, batch: Batch, loss: Loss, step: int, per_epoch: int,
         with runtime.autocast(precision):
             logits = student.model(piece.inputs, piece.mask)
         value = loss(logits.float(), piece.labels, piece.mask) * share
-        runtime.backward(value, precision)
+        student.scaler.scale(value).backward()
         total += float(value.detach())
     if not math.isfinite(total):
         student.failed = f"its loss became {total} at step {step + 1}; a smaller learning rate may help"
         student.stopped = "diverged"
         return 0.0
     if student.optim.clip:
-        runtime.clip(student.model, student.optim.clip, precision)
-    student.optimizer.step()
+        student.scaler.unscale_(student.optimizer)
+        nn.utils.clip_grad_norm_(student.model.parameters(), student.optim.clip)
+    student.scaler.step(student.optimizer)
+    student.scaler.update()
     student.optimizer.zero_grad()
     student.running += total
     student.count += 1

@@ -264,14 +264,8 @@ def test_finished_runs_are_found_and_hold_no_pickles(finished):
     result, root, _ = finished
     found = {run.directory for run in find_runs(root)}
     assert {run.directory for run in result.runs} <= found
-    assert {path.suffix for path in root.rglob("*") if path.is_file()} <= {
-        ".json",
-        ".md",
-        ".npz",
-        ".npy",
-        ".safetensors",
-        ".txt",
-    }
+    suffixes = {path.suffix for path in root.rglob("*") if path.is_file()}
+    assert suffixes <= {".json", ".md", ".npz", ".npy", ".safetensors", ".txt", ".lock"}
     assert not list(root.rglob("resume*"))
 
 

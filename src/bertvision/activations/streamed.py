@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ class Streamed:
         *,
         pool: Callable[[Tensor], Tensor] | None = None,
         device: torch.device | None = None,
-        autocast: Callable[[], AbstractContextManager[None]] = nullcontext,
+        autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ):
         """With `pool`, BERT's pooled [CLS] becomes one more channel, at token 0."""
         self.backbone = backbone
