@@ -58,6 +58,7 @@ def finetune(experiment: Experiment, root: Root = Path("runs"), as_json: Json = 
             "fraction": run.experiment["fraction"],
             "training_loss": run.metrics["training_loss"],
             "seconds": run.metrics["seconds"]["total"],
+            "saving_seconds": tuned.point(run.experiment["fraction"])["saving_seconds"],
             "validation": run.metrics["validation"],
             "score": run.metrics["score"],
             "backbone": str(run.backbone.resolve()),
@@ -225,7 +226,7 @@ def demo(root: Root = Path("runs")) -> None:
             said = item if isinstance(item, str) else " | ".join(item)
             print(f"\n{said!r} -> {show.answer(answer)}")
             words = " ".join(json.dumps(text) for text in ([item] if isinstance(item, str) else item))
-            print(f"Ask it yourself: bertvision predict {result.best.directory} {words}\n")
+            print(f"Ask it yourself: {sys.argv[0]} predict {result.best.directory} {words}\n")
 
 
 def _print_comparison(result: Any, as_json: bool) -> None:
