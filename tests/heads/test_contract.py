@@ -11,11 +11,21 @@ from bertvision.types import Shape
 SPAN = Shape(layers=5, tokens=12, width=16, outputs=2, per_token=True)
 SENTENCE = replace(SPAN, outputs=3, per_token=False)
 
-CASES = [(name, SPAN) for name in HEADS]
-CASES += [("last", SENTENCE)]
-CASES += [(f"{name}:gather={gather}", SENTENCE) for name in HEADS if name != "last" for gather in GATHERS]
+
+def small(name: str, more: str = "") -> str:
+    """Name a head with an adapter small enough to test quickly; the sizes of the paper are tested as counts."""
+    options = [each for each in ("size=24" if "386" in name else "", more) if each]
+    return f"{name}:{','.join(options)}" if options else name
+
+
+# Gathers are tried with a few heads, all heads with two gathers: the parts do not know of one another.
+CASES = [(small(name), SPAN) for name in HEADS]
+CASES += [("last", SENTENCE), ("adapter-pooler", SENTENCE)]
+CASES += [(f"{name}:gather={gather}", SENTENCE) for name in ("learned", "adapter-skip") for gather in GATHERS]
+CASES += [(small(name, f"gather={g}"), SENTENCE) for name in HEADS if name != "last" for g in ("cls", "max")]
 CASES += [("adapter:gather=max,layers=last", SENTENCE), ("adapter:layers=0,2,4", SPAN), ("learned:layers=last2", SPAN)]
 CASES += [("learned:pooled=true", replace(SENTENCE, pooled=True)), ("learned", replace(SENTENCE, pooled=True))]
+CASES = list(dict.fromkeys(CASES))
 every_case = pytest.mark.parametrize(
     ("spec", "shape"),
     CASES,
@@ -73,6 +83,21 @@ def test_padding_cannot_change_the_answer(spec, shape):
 
 
 @every_case
+def test_batch_norm_does_not_see_padding(spec, shape):
+    """In training, where statistics are taken: dirty padding changes neither answer nor statistics."""
+    hidden, mask = states(shape)
+    dirty = torch.where(mask[:, None, :, None], hidden, torch.full_like(hidden, 1e4))
+    one, other = make(spec, shape).train(), make(spec, shape).train()
+    torch.manual_seed(0)
+    clean = one(hidden, mask)
+    torch.manual_seed(0)
+    soiled = other(dirty, mask)
+    torch.testing.assert_close(soiled[mask] if shape.per_token else soiled, clean[mask] if shape.per_token else clean)
+    for (name, a), (_, b) in zip(one.named_buffers(), other.named_buffers(), strict=True):
+        torch.testing.assert_close(a, b, msg=name)
+
+
+@every_case
 @pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
 def test_half_precision_input(spec, shape, kind):
     hidden, mask = states(shape)
@@ -85,7 +110,8 @@ def test_overfits_eight_examples(spec, shape):
     hidden, mask = states(shape, rows=8)
     labels = torch.arange(8) % shape.outputs
     head = make(spec, shape).train()
-    optimizer = torch.optim.Adam(head.parameters(), lr=0.05)
+    deep = any(isinstance(m, torch.nn.Conv1d | torch.nn.Conv2d) for m in head.modules())
+    optimizer = torch.optim.Adam(head.parameters(), lr=1e-3 if deep else 0.05)
     for _ in range(300):
         logits = head(hidden, mask)
         if shape.per_token:

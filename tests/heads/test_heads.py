@@ -6,6 +6,7 @@ from bertvision.errors import BertVisionError
 from bertvision.heads import HEADS, canonical, count, expand, last_layer_only, parse, select_layers
 from bertvision.types import Shape
 
+BERT_LARGE = 335_141_888
 SPAN = Shape(layers=25, tokens=386, width=1024, outputs=2, per_token=True)
 
 
@@ -14,18 +15,56 @@ SPAN = Shape(layers=25, tokens=386, width=1024, outputs=2, per_token=True)
     [
         ("learned", 2_076),
         ("mean", 2_050),
-        ("adapter:size=64", 68_802),
-        ("adapter-skip:size=64", 70_850),
-        ("adapter-independent:size=64", 1_643_202),
-        ("adapter-independent-skip:size=64", 1_645_250),
+        ("adapter", 68_802),
+        ("adapter-skip", 70_850),
+        ("adapter-independent", 1_643_202),
+        ("adapter-independent-skip", 1_645_250),
+        ("adapter-386", 414_952),
+        ("adapter-386-skip", 417_000),
+        ("adapter-386-independent", 9_910_552),
+        ("adapter-386-independent-skip", 9_912_600),
         ("adapter:size=386", 414_952),
-        ("adapter-skip:size=386", 417_000),
-        ("adapter-independent:size=386", 9_910_552),
-        ("adapter-independent-skip:size=386", 9_912_600),
+        ("adapter-386:size=64", 68_802),
+        ("learned-adapter-386-skip", 398_498),
     ],
 )
 def test_published_sizes_of_span_heads(spec, parameters):
-    assert count(spec, SPAN) == parameters
+    assert count(spec, SPAN) == (parameters, parameters)
+
+
+@pytest.mark.parametrize(
+    ("spec", "low", "high"),
+    [
+        ("adapter-386-skip-learned", 809_000, 813_000),
+        ("cnn-1xn", 330_000, 334_000),
+        ("cnn-1xn-dropout", 330_000, 334_000),
+        ("cnn-1xn-dilated", 403_000, 408_000),
+        ("learned-cnn-1xn", 310_000, 314_000),
+        ("mean-cnn-1xn", 310_000, 314_000),
+        ("learned-adapter-386-cnn-1xn", 692_000, 696_000),
+        ("learned-adapter-386-cnn-nxn", 1_110_000, 1_115_000),
+        ("learned-adapter-386-inception", 0.019935 * BERT_LARGE, 0.019945 * BERT_LARGE),
+        ("learned-adapter-386-xception", 0.019695 * BERT_LARGE, 0.019705 * BERT_LARGE),
+    ],
+)
+def test_budgets_of_span_heads_whose_filters_are_lost(spec, low, high):
+    assert low <= count(spec, SPAN)[0] <= high
+
+
+@pytest.mark.parametrize(
+    ("spec", "parameters", "trainable"),
+    [
+        ("learned", 2_077, 2_077),
+        ("learned-adapter-386-skip", 398_499, 398_499),
+        ("mean-adapter-386-skip", 398_472, 398_472),
+        ("xception-small", 267_010, 264_066),
+        ("xception-small-skip", 269_058, 266_114),
+        ("xception", 20_716_634, 20_662_106),
+    ],
+)
+def test_published_sizes_of_sentence_heads(spec, parameters, trainable):
+    shape = Shape(layers=26, tokens=386, width=1024, outputs=2, per_token=False)
+    assert count(spec, shape) == (parameters, trainable)
 
 
 @pytest.mark.parametrize(
@@ -34,8 +73,13 @@ def test_published_sizes_of_span_heads(spec, parameters):
 )
 def test_published_sizes_of_adapter_pooler(layers, width, outputs, parameters):
     shape = Shape(layers=layers, tokens=128, width=width, outputs=outputs, per_token=False)
-    size = 128 if width == 768 else 128
-    assert count(f"adapter:size={size},gather=all", shape) == parameters
+    assert count("adapter-pooler", shape)[0] == parameters
+
+
+@pytest.mark.parametrize(("layers", "width", "parameters"), [(13, 768, 305_282), (25, 1024, 412_802)])
+def test_published_sizes_of_adapter_pooler_for_spans(layers, width, parameters):
+    shape = Shape(layers=layers, tokens=384, width=width, outputs=2, per_token=True)
+    assert count("adapter-pooler", shape)[0] == parameters
 
 
 def test_options_are_read_and_written_one_way():

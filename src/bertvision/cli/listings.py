@@ -51,26 +51,33 @@ def tasks(as_json: Json = False) -> None:
 
 
 def heads(
-    tokens: Annotated[int, typer.Option(min=1, help="Longest input.")] = 128,
-    width: Annotated[int, typer.Option(min=1, help="Width of the backbone.")] = 384,
-    layers: Annotated[int, typer.Option(min=1, help="Layers, embedding output included.")] = 7,
+    tokens: Annotated[int, typer.Option(min=1, help="Longest input.")] = 386,
+    width: Annotated[int, typer.Option(min=1, help="Width of the backbone.")] = 1024,
+    layers: Annotated[int, typer.Option(min=1, help="Layers, embedding output included.")] = 25,
     outputs: Annotated[int, typer.Option(min=1, help="Logits per answer.")] = 2,
-    per_token: Annotated[bool, typer.Option(help="Spans (per token) or sentences.")] = False,
+    per_token: Annotated[bool, typer.Option(help="Spans (per token) or sentences.")] = True,
     as_json: Json = False,
 ) -> None:
-    """List the heads, with their parameters for a shape.
+    """List the heads, with their parameters for a shape; by default that of the paper's spans on BERT-large.
 
-    Example: bertvision heads --tokens 386 --width 1024 --layers 25 --outputs 2 --per-token
+    Example: bertvision heads --tokens 128 --width 384 --layers 7 --outputs 2 --no-per-token
     """
     from bertvision.heads import HEADS, count
     from bertvision.types import Shape
 
     shape = Shape(layers=layers, tokens=tokens, width=width, outputs=outputs, per_token=per_token)
-    rows = [{"head": name, "parameters": count(name, shape), "summary": row.summary} for name, row in HEADS.items()]
+    rows = []
+    for name, row in HEADS.items():
+        held, trained = count(name, shape)
+        rows.append(
+            {"head": name, "parameters": held, "trainable": trained, "summary": row.summary, "paper": row.paper}
+        )
     if as_json:
         show.as_json(rows)
         return
-    show.table([row | {"parameters": f"{row['parameters']:,}"} for row in rows], numbers=("parameters",))
+    for row in rows:
+        row["parameters"], row["trainable"] = f"{row['parameters']:,}", f"{row['trainable']:,}"
+    show.table(rows, numbers=("parameters", "trainable"))
     print("Options: gather=cls|mean|max|attention|all, size=64, layers=all|last|last4|0,6,12, dropout=0.1, pooled=true")
 
 

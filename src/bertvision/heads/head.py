@@ -41,22 +41,26 @@ class Head(nn.Module):
 
     def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
         """Read hidden states: (B, L, T, W), mask (B, T) -> (B, T, C) or (B, C)"""
-        if isinstance(self.gather, First):
+        if isinstance(self.gather, First) and not getattr(self.pool, "mixes_tokens", False):
             hidden, mask = hidden[:, :, :1], mask[:, :1]  # the others would be computed and thrown away
         hidden = hidden.to(self.read.weight.dtype)
-        x = self._represent(hidden)
+        x = self._represent(hidden, mask)
         if not self.shape.per_token:
             x = self.gather(x, mask)
         return self.read(self.dropout(x))
 
-    def _represent(self, hidden: Tensor) -> Tensor:
-        x = self.pool(self.adapt(hidden))
+    def _represent(self, hidden: Tensor, mask: Tensor) -> Tensor:
+        x = self.pool(self.adapt(hidden), mask)
         return torch.cat([x, hidden[:, -1]], dim=-1) if self.skip else x
 
     @torch.no_grad()
     def _features(self) -> int:
         """Measure F with a probe of one token, so that no pool has to compute it."""
-        return self._represent(torch.zeros(1, self.shape.layers, 1, self.shape.width)).shape[-1]
+        self.eval()  # the probe must not move batch-norm statistics
+        probe = torch.zeros(1, self.shape.layers, 1, self.shape.width)
+        features = self._represent(probe, torch.ones(1, 1, dtype=torch.bool)).shape[-1]
+        self.train()
+        return features
 
 
 class Last(nn.Module):

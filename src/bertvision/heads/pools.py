@@ -1,4 +1,4 @@
-"""Merge the layers. (B, L, T, A) -> (B, T, F)"""
+"""Merge the layers. (B, L, T, A), mask (B, T) -> (B, T, F)"""
 
 import torch
 from torch import Tensor, nn
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 class MeanPool(nn.Module):
     """Average the layers."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         return x.mean(dim=1)
 
 
@@ -19,12 +19,42 @@ class LearnedPool(nn.Module):
         self.weights = nn.Parameter(torch.zeros(layers))  # zeros: start as the mean
         self.scale = nn.Parameter(torch.ones(()))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         return self.scale * torch.einsum("l,bltw->btw", self.weights.softmax(dim=0), x)
 
 
 class FlattenLayers(nn.Module):
     """Lay the layers side by side."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         return x.permute(0, 2, 3, 1).flatten(start_dim=2)
+
+
+class Chain(nn.Module):
+    """Merge the layers, then go on with the one state that is left, as an image of one channel."""
+
+    def __init__(self, pool: nn.Module, *, narrow: nn.Module | None = None, then: nn.Module | None = None):
+        super().__init__()
+        self.pool = pool
+        self.narrow = narrow or nn.Identity()
+        self.then = then
+        self.mixes_tokens = getattr(then, "mixes_tokens", False)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        one = self.narrow(self.pool(x, mask).unsqueeze(1))
+        return self.then(one, mask) if self.then is not None else one.squeeze(1)
+
+
+class AdapterAndPool(nn.Module):
+    """Every layer through one adapter, with the pooled state through another added to each; then side by side."""
+
+    def __init__(self, each: nn.Module, pool: nn.Module, pooled: nn.Module):
+        super().__init__()
+        self.each = each
+        self.pool = pool
+        self.pooled = pooled
+        self.flatten = FlattenLayers()
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        one = self.pooled(self.pool(x, mask).unsqueeze(1))
+        return self.flatten(self.each(x) + one, mask)

@@ -1,0 +1,66 @@
+"""Inception (Szegedy et al. 2014, arXiv:1409.4842) that strides along the width only."""
+
+import torch
+from torch import Tensor, nn
+
+from bertvision.heads.cnn import Image
+
+# 1x1; 3x3 after its reduction; 5x5 after its reduction; projection after pooling. The published net, but for the
+# last 3x3, which brings the head into its published size.
+BLOCKS = [
+    (64, (96, 128), (16, 32), 32),
+    (128, (128, 192), (32, 96), 64),
+    (192, (96, 208), (16, 48), 64),
+    (160, (112, 224), (24, 64), 64),
+    (128, (128, 256), (24, 64), 64),
+    (112, (144, 288), (32, 64), 64),
+    (256, (160, 320), (32, 128), 128),
+    (256, (160, 320), (32, 128), 128),
+    (384, (192, 551), (48, 128), 128),
+]
+HALVE_BEFORE = (0, 2, 7)
+
+
+class Block(nn.Module):
+    """Look at several scales at once. (B, C, T, W) -> (B, C', T, W)"""
+
+    def __init__(self, channels: int, one: int, three: tuple[int, int], five: tuple[int, int], pooled: int):
+        super().__init__()
+        self.one = nn.Conv2d(channels, one, 1)
+        self.three = _reduced(channels, *three, kernel=3)
+        self.five = _reduced(channels, *five, kernel=5)
+        self.pooled = nn.Sequential(nn.AvgPool2d(3, 1, padding=1), nn.Conv2d(channels, pooled, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(torch.cat([self.one(x), self.three(x), self.five(x), self.pooled(x)], dim=1))
+
+
+def _reduced(channels: int, fewer: int, other: int, kernel: int) -> nn.Sequential:
+    # No bias in between: it would make something of blank padding, which the wider kernel would then see.
+    narrow = nn.Conv2d(channels, fewer, 1, bias=False)
+    return nn.Sequential(narrow, nn.ReLU(), nn.Conv2d(fewer, other, kernel, padding=kernel // 2))
+
+
+def inception(channels: int) -> Image:
+    """Stem and nine blocks. (B, C, T, W) -> (B, T, F)"""
+    steps: list[nn.Module] = [
+        nn.Sequential(nn.Conv2d(channels, 64, 7, stride=(1, 2), padding=3), nn.ReLU(), _halve()),
+        nn.Sequential(nn.Conv2d(64, 64, 1), nn.ReLU()),
+        nn.Sequential(nn.Conv2d(64, 192, 3, padding=1), nn.ReLU()),
+    ]
+    channels = 192
+    for number, (one, three, five, pooled) in enumerate(BLOCKS):
+        block = Block(channels, one, three, five, pooled)
+        steps.append(nn.Sequential(_halve(), block) if number in HALVE_BEFORE else block)
+        channels = one + three[1] + five[1] + pooled
+    image = Image(*steps)
+    for layer in image.modules():
+        if isinstance(layer, nn.Conv2d):  # the default start fades out over so many layers without batch norm
+            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+    return image
+
+
+def _halve() -> nn.Module:
+    return nn.MaxPool2d((1, 3), stride=(1, 2), padding=(0, 1))
