@@ -1,7 +1,11 @@
 """Fine-tune an encoder for a fraction of an epoch, read all its layers once, and train a tiny head on them."""
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+# Before torch is loaded: its threads otherwise spin while they wait, and on a busy machine starve one another.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 if TYPE_CHECKING:
     from bertvision.backbones import BACKBONES, load_backbone

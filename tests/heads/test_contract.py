@@ -23,6 +23,7 @@ CASES = [(small(name), SPAN) for name in HEADS]
 CASES += [("last", SENTENCE), ("adapter-pooler", SENTENCE)]
 CASES += [(f"{name}:gather={gather}", SENTENCE) for name in ("learned", "adapter-skip") for gather in GATHERS]
 CASES += [(small(name, f"gather={g}"), SENTENCE) for name in HEADS if name != "last" for g in ("cls", "max")]
+CASES += [("adapter:gather=cls+mean+max,norm=true,start=0.05", SENTENCE), ("adapter-skip:norm=true", SPAN)]
 CASES += [("adapter:gather=max,layers=last", SENTENCE), ("adapter:layers=0,2,4", SPAN), ("learned:layers=last2", SPAN)]
 CASES += [("learned:pooled=true", replace(SENTENCE, pooled=True)), ("learned", replace(SENTENCE, pooled=True))]
 CASES = list(dict.fromkeys(CASES))

@@ -27,9 +27,12 @@ __all__ = ["HEADS", "GATHERS", "Head", "Last", "build_head", "canonical", "count
 PAPER_SIZE = 386  # adapter outputs of the published models, which made a square image of 386 tokens
 
 
-def adapter(s: Shape, size: int, *, skip: bool = False, shared: bool = True, **options: Any) -> Head:
+def adapter(
+    s: Shape, size: int, *, skip: bool = False, shared: bool = True, norm=False, start=1e-3, **options: Any
+) -> Head:
     """Every layer through an adapter, laid side by side."""
-    return Head(s, FlattenLayers(), adapt=Adapter(s.layers, s.width, size, shared=shared), skip=skip, **options)
+    adapt = Adapter(s.layers, s.width, size, shared=shared, norm=norm, start=start)
+    return Head(s, FlattenLayers(), adapt=adapt, skip=skip, **options)
 
 
 def pooled_adapter(
@@ -60,9 +63,9 @@ HEADS: dict[str, Row] = {
     "last": Row(lambda s, dropout=0.1: Last(s, dropout=dropout), "BERT's own kind of head, on the last layer", "BERT"),
     "mean": Row(lambda s, **o: Head(s, MeanPool(), **o), "average of the layers", "average pooling"),
     "learned": Row(lambda s, **o: Head(s, LearnedPool(s.layers), **o), "learned weights for the layers", "learned pooling; Tenney small"),
-    "adapter": Row(lambda s, size=64, **o: adapter(s, size, **o), "one adapter for all layers", "adapter 64 shared"),
-    "adapter-skip": Row(lambda s, size=64, **o: adapter(s, size, skip=True, **o), "and the last layer put back", "adapter 64 shared + skip"),
-    "adapter-independent": Row(lambda s, size=64, **o: adapter(s, size, shared=False, **o), "an adapter for each layer", "adapter 64 independent"),
+    "adapter": Row(lambda s, size=64, norm=False, start=1e-3, **o: adapter(s, size, norm=norm, start=start, **o), "one adapter for all layers", "adapter 64 shared"),
+    "adapter-skip": Row(lambda s, size=64, norm=False, start=1e-3, **o: adapter(s, size, skip=True, norm=norm, start=start, **o), "and the last layer put back", "adapter 64 shared + skip"),
+    "adapter-independent": Row(lambda s, size=64, norm=False, start=1e-3, **o: adapter(s, size, shared=False, norm=norm, start=start, **o), "an adapter for each layer", "adapter 64 independent"),
     "adapter-independent-skip": Row(lambda s, size=64, **o: adapter(s, size, shared=False, skip=True, **o), "and the last layer put back", "adapter 64 independent + skip"),
     "adapter-386": Row(lambda s, size=PAPER_SIZE, **o: adapter(s, size, **o), "a wide adapter for all layers", "adapter 386 shared"),
     "adapter-386-skip": Row(lambda s, size=PAPER_SIZE, **o: adapter(s, size, skip=True, **o), "and the last layer put back", "adapter 386 shared + skip"),
@@ -111,8 +114,8 @@ def parse(spec: str) -> tuple[str, dict[str, Any]]:
         options[key.strip()] = _convert(value.strip(), default, key.strip())
     if rest and not options:
         raise BertVisionError(f"Head {spec!r} is not of the form name:option=value,option=value.")
-    if "gather" in options:
-        lookup(GATHERS, options["gather"], "gather")
+    for gather in options.get("gather", "cls").split("+"):
+        lookup(GATHERS, gather, "gather")
     return name.strip(), options
 
 

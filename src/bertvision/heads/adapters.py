@@ -8,17 +8,23 @@ from torch.nn import functional
 class Adapter(nn.Module):
     """z = GELU(A x + b), with one matrix for all layers or one for each.
 
-    After Houlsby et al. 2019 (arXiv:1902.00751), without the up-projection and the residual.
+    After Houlsby et al. 2019 (arXiv:1902.00751), without the up-projection and the residual. `norm` brings every state
+    to mean 0 and variance 1 first, so that layers of different scale count alike.
     """
 
-    def __init__(self, layers: int, width: int, size: int, *, shared: bool = True):
+    def __init__(
+        self, layers: int, width: int, size: int, *, shared: bool = True, norm: bool = False, start: float = 1e-3
+    ):
         super().__init__()
         copies = 1 if shared else layers
         self.weight = nn.Parameter(torch.empty(copies, width, size))
         self.bias = nn.Parameter(torch.zeros(copies, 1, size))
-        nn.init.trunc_normal_(self.weight, std=1e-3, a=-2e-3, b=2e-3)
+        self.norm = norm
+        nn.init.trunc_normal_(self.weight, std=start, a=-2 * start, b=2 * start)
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.norm:
+            x = functional.layer_norm(x, x.shape[-1:])
         if len(self.weight) == 1:
             x = x @ self.weight[0] + self.bias[0]
         else:

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from bertvision.errors import lookup
 from bertvision.types import Shape
 
 
@@ -55,6 +56,17 @@ class All(nn.Module):
         return functional.pad(x, (0, 0, 0, self.tokens - x.shape[1])).flatten(start_dim=1)
 
 
+class Several(nn.Module):
+    """Lay the results of several gathers side by side."""
+
+    def __init__(self, *gathers: nn.Module):
+        super().__init__()
+        self.gathers = nn.ModuleList(gathers)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return torch.cat([gather(x, mask) for gather in self.gathers], dim=-1)
+
+
 GATHERS = {
     "cls": lambda shape, features: First(),
     "mean": lambda shape, features: Mean(),
@@ -64,6 +76,7 @@ GATHERS = {
 }
 
 
-def gathered_features(gather: nn.Module, shape: Shape, features: int) -> int:
-    """How many features leave `gather` when `features` enter it."""
-    return shape.tokens * features if isinstance(gather, All) else features
+def make_gather(text: str, shape: Shape, features: int) -> nn.Module:
+    """Build "max", or "cls+max" for several side by side."""
+    made = [lookup(GATHERS, name, "gather")(shape, features) for name in text.split("+")]
+    return made[0] if len(made) == 1 else Several(*made)

@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from bertvision.errors import lookup
-from bertvision.heads.gathers import GATHERS, First, gathered_features
+from bertvision.heads.gathers import First, make_gather
 from bertvision.types import Shape
 
 
@@ -34,10 +33,10 @@ class Head(nn.Module):
         self.pool = pool
         self.skip = skip
         features = self._features()
-        make_gather = lookup(GATHERS, gather, "gather")  # looked up for spans too: a misspelt option is a mistake
-        self.gather = nn.Identity() if shape.per_token else make_gather(shape, features)
+        made = make_gather(gather, shape, features)  # for spans too: a misspelt option is a mistake
+        self.gather = nn.Identity() if shape.per_token else made
         self.dropout = nn.Dropout(dropout)
-        self.read = nn.Linear(gathered_features(self.gather, shape, features), shape.outputs)
+        self.read = nn.Linear(self._gathered(features), shape.outputs)
 
     def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
         """Read hidden states: (B, L, T, W), mask (B, T) -> (B, T, C) or (B, C)"""
@@ -61,6 +60,13 @@ class Head(nn.Module):
         features = self._represent(probe, torch.ones(1, 1, dtype=torch.bool)).shape[-1]
         self.train()
         return features
+
+    @torch.no_grad()
+    def _gathered(self, features: int) -> int:
+        """How many features leave the gather when `features` enter it."""
+        if self.shape.per_token:
+            return features
+        return self.gather(torch.zeros(1, 1, features), torch.ones(1, 1, dtype=torch.bool)).shape[-1]
 
 
 class Last(nn.Module):
