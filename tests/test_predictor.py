@@ -45,5 +45,8 @@ def test_wrong_items_get_a_sentence(answers):
         answers.predict({"question": "who"})
     with pytest.raises(BertVisionError, match="reads 2: question, context"):
         answers.predict("who")
+    for wrong in (5, [None]):
+        with pytest.raises(BertVisionError, match=r"Give a text|reads 2"):
+            answers.predict(wrong)
     with pytest.raises(BertVisionError, match="empty text"):
         answers.predict(("who", ""))

@@ -55,7 +55,7 @@ def main_exit(expected: int) -> None:
 def test_every_flag_shown_exists():
     shown = set(re.findall(r"--([a-z][a-z-]+)", README))
     known = {name.replace("_", "-") for name in FLAGS} | {"set", "json", "runs", "help", "how", "data", "predictions"}
-    known |= {"tokens", "width", "layers", "outputs", "per-token", "question", "context"}
+    known |= {"tokens", "width", "layers", "outputs", "per-token", "question", "context", "file"}
     assert shown <= known
 
 

@@ -4,9 +4,12 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import torch
 import transformers
 from safetensors import SafetensorError
@@ -17,7 +20,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_N
 
 from bertvision.errors import BertVisionError
 from bertvision.files import require_space, save_tensors
-from bertvision.sources import unpack
+from bertvision.sources import answers, unpack
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,9 +169,9 @@ def _find(name: str) -> tuple[str, Any, Any]:
     elif known:
         where = known.hub
     with _readable(name), _quiet():
-        config = AutoConfig.from_pretrained(where)
+        config = AutoConfig.from_pretrained(where, local_files_only=_offline(where))
         _require_encoder(name, config)
-        tokenizer = AutoTokenizer.from_pretrained(where)
+        tokenizer = AutoTokenizer.from_pretrained(where, local_files_only=_offline(where))
     if not getattr(tokenizer, "is_fast", False):
         raise BertVisionError(f"Backbone {name!r} has no fast tokenizer, which answers with offsets need.")
     return where, config, tokenizer
@@ -193,6 +196,12 @@ def weights_hash(backbone: Backbone) -> str:
     return digest.hexdigest()
 
 
+@cache
+def _offline(where: str) -> bool:
+    """Tell whether only the library's cache can help: asking a Hub that does not answer takes it half a minute."""
+    return Path(where).is_dir() or not answers(huggingface_hub.constants.ENDPOINT)
+
+
 def _require_encoder(name: str, config: Any) -> None:
     """Refuse what has no bidirectional states to read."""
     kind = config.model_type
@@ -214,7 +223,9 @@ def _read_weights(where: str, config: Any) -> tuple[Any, dict[str, Tensor]]:
         auto = transformers.AutoModelForSequenceClassification
     else:
         auto = transformers.AutoModel
-    model, info = auto.from_pretrained(where, dtype=torch.float32, use_safetensors=True, output_loading_info=True)
+    model, info = auto.from_pretrained(
+        where, dtype=torch.float32, use_safetensors=True, output_loading_info=True, local_files_only=_offline(where)
+    )
     missing = set(info["missing_keys"])
     encoder = getattr(model, model.base_model_prefix, model)
     prefix = "" if encoder is model else f"{model.base_model_prefix}."
@@ -261,9 +272,11 @@ def _readable(name: str) -> Iterator[None]:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         if Path(name).is_dir():
             raise BertVisionError(f"Cannot read the checkpoint in {name}: {reason}") from error
+        near = get_close_matches(name, BACKBONES, n=1)
+        meant = f"Did you mean {near[0]!r}? " if near else ""
         raise BertVisionError(
-            f"Cannot load backbone {name!r}: it is no directory here, and the Hub did not give it ({reason}) "
-            "`bertvision backbones` lists names; `minilm` needs no Hub."
+            f"Cannot load backbone {name!r}: it is no directory here, and the Hub did not give it. {meant}"
+            f"`bertvision backbones` lists names; `minilm` needs no Hub. ({reason})"
         ) from error
 
 

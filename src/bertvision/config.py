@@ -1,6 +1,7 @@
 """What an experiment is: TOML in, frozen dataclass out."""
 
 import json
+import math
 import tomllib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
@@ -141,7 +142,7 @@ def merge(default: T, values: dict[str, Any], where: str = "") -> T:
     """Return `default` with `values` laid over it; refuse a key or a type it does not know."""
     changes = {}
     for key, value in values.items():
-        old = lookup(vars(default), key, f"setting {where}".strip())
+        old = lookup(vars(default), key, f"setting of {where[:-1]}" if where else "setting")
         name = f"{where}{key}"
         if is_dataclass(old):
             if not isinstance(value, dict):
@@ -174,7 +175,8 @@ def check(experiment: Experiment) -> Experiment:
         if optim.epochs <= 0 or optim.accumulate < 1 or optim.batch_size < 0 or optim.learning_rate < 0:
             raise BertVisionError(f"[{name}] needs epochs > 0, accumulate >= 1, batch_size >= 0, learning_rate >= 0.")
     lookup(dict.fromkeys(PRECISIONS), experiment.precision, "precision")
-    if not experiment.fractions or min(experiment.fractions + experiment.read_at) < 0:
+    epochs = experiment.fractions + experiment.read_at
+    if not experiment.fractions or not all(0 <= fraction < math.inf for fraction in epochs):
         raise BertVisionError(f"fractions must be epochs, 0 or more, got {experiment.fractions}.")
     if not 0 < experiment.data.validation < 1:
         raise BertVisionError(f"data.validation must lie between 0 and 1, got {experiment.data.validation}.")

@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -34,7 +34,8 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     except OSError as error:
         raise write_error(path, error) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # whatever is wrong there has been said
+            temporary.unlink(missing_ok=True)
 
 
 @contextmanager

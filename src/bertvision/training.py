@@ -122,6 +122,8 @@ def fit(
     progress |= {"shared_seconds": 0.0, "saving_seconds": 0.0}
     if resume is not None and resume.exists():
         _load(resume, fingerprint, students, progress, pauses)
+        if progress["step"]:
+            notify(f"Going on with {label} at step {progress['step']:,} of {last_step:,}.")
     saved_at, save_cost = time.monotonic(), 0.0
 
     def pause(step: int) -> None:

@@ -208,6 +208,9 @@ def test_mistakes_of_the_command_line(cli, tmp_path):
     refused(cli("run", "--task", "mprc", "--runs", tmp_path), "Did you mean 'mrpc'")
     refused(cli("run", "--task", "mrpc", "--heads", "adaptor"), "Did you mean 'adapter'")
     refused(cli("run", "--fractions", "a,b"), "takes numbers")
+    refused(cli("run", "--task", "mrpc", "--fractions", "nan"), "0 or more")
+    refused(cli("run", "--task", "mrpc", "--heads", "adapter:dropout=7"), "dropout from 0")
+    refused(cli("run", "--task", "mrpc", "--heads", "adapter:size=0"), "size >= 1")
     refused(cli("run", tmp_path / "none.toml"), "No experiment file")
     refused(cli("predict", tmp_path / "none", "text"), "No finished run")
     refused(cli("runs", "compare", tmp_path), "No finished run")
@@ -231,6 +234,9 @@ def test_mistakes_in_the_data(cli, tiny, tmp_path):
     refused(cli(*run, write(tmp_path / "bad.json", '{"data": [')), "bad.json")
     refused(cli(*run, write(tmp_path / "cut.tsv", "text\tlabel", "only one column")), "cut.tsv", "line 2")
     refused(cli(*run, good, "--backbone", tmp_path / "no-checkpoint"), "Cannot load backbone")
+    refused(cli(*run, good, "--backbone", "minilmm"), "Did you mean 'minilm'")
+    refused(cli(*run, good, "--task", "stsb"), "with --task")
+    refused(cli(*run, good, "--runs", good), "Cannot write")
     assert not (tmp_path / "runs").exists()
 
 

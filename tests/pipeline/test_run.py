@@ -107,6 +107,20 @@ def test_other_dev_rows_are_scored_apart(finished, reviews, tiny):
     assert {len(run.predictions()) for run in fewer.runs} == {10}
 
 
+def test_the_same_rows_under_other_ids_are_scored_apart(reviews, tiny, tmp_path):
+    lines = reviews.read_text().splitlines()
+    named = [f"id,{lines[0]}", *(f"x{i},{line}" for i, line in enumerate(lines[1:31]))]
+    (tmp_path / "dev.csv").write_text("\n".join(lines[:31]) + "\n")
+    (tmp_path / "named.csv").write_text("\n".join(named) + "\n")
+    settings = {**FAST, "fractions": [0.0], "read_at": [0.0], "controls": False}
+    for dev, head in (("dev.csv", "learned"), ("named.csv", "mean")):
+        result = bertvision.run(
+            train_file=str(reviews), dev_file=str(tmp_path / dev), backbone=str(tiny), heads=[head],
+            root=tmp_path / "runs", notify=quiet, **settings,
+        )  # fmt: skip
+        assert len({tuple(run.predictions().ids) for run in result.runs}) == 1
+
+
 def test_two_processes_on_one_run_are_refused(tiny, reviews, tmp_path):
     prepared = pipeline.prepare(make(train_file=str(reviews), backbone=str(tiny), **FAST), quiet)
     place = pipeline.finetune(prepared, tmp_path).directory

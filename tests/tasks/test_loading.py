@@ -177,7 +177,7 @@ def test_hub_mistakes_are_sentences(hub, tmp_path):
 
 
 def test_an_unreachable_hub_fails_at_once(monkeypatch, tmp_path):
-    monkeypatch.setattr(loading_module, "_answers", lambda endpoint: False)
+    monkeypatch.setattr(loading_module, "answers", lambda endpoint: False)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
     begin = time.monotonic()

@@ -26,9 +26,10 @@ def main() -> None:
     except BertVisionError as error:
         print(f"bertvision: {error}", file=sys.stderr)
         sys.exit(1)
-    except KeyboardInterrupt:
-        print("bertvision: interrupted; the same command goes on where it stopped.", file=sys.stderr)
-        sys.exit(130)
+    except SystemExit as stop:
+        if stop.code == 130:  # how typer ends on Ctrl-C
+            print("bertvision: interrupted; the same command goes on where it stopped.", file=sys.stderr)
+        raise
     except BrokenPipeError:  # `bertvision ... | head`
         sys.stderr.close()
         sys.exit(1)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from bertvision import config, heads
+from bertvision import config
 from bertvision.config import Experiment
 from bertvision.errors import BertVisionError
 
@@ -69,6 +69,8 @@ def experiment_flags(command: Callable[..., None]) -> Callable[..., None]:
 
 def make_experiment(file: Path | None, flags: dict[str, Any], settings: list[str]) -> Experiment:
     """Lay flags and --set over the file, and the file over the defaults."""
+    from bertvision import heads  # torch comes with it, which --help need not wait for
+
     experiment = config.load(file)
     for name, value in flags.items():
         if value is None:

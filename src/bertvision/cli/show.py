@@ -1,7 +1,6 @@
 """Tables for people, JSON for programs; results go to stdout, everything else to stderr."""
 
 import json
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,12 +18,11 @@ def table(rows: Sequence[dict[str, Any]], title: str = "", *, numbers: Sequence[
     shown = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
     columns = [name for name in rows[0] if name != bold] if rows else []
     for name in columns:
-        right = name in numbers
-        shown.add_column(name, justify="right" if right else "left", no_wrap=right)
+        shown.add_column(name, justify="right" if name in numbers else "left", no_wrap=True)
     for row in rows:
         shown.add_row(*(str(row[name]) for name in columns), style="bold" if bold and row[bold] else None)
-    # A pipe has no width; a fixed, wide one keeps rows on one line there.
-    Console(width=None if sys.stdout.isatty() else 160).print(shown)
+    # As wide as the rows need: a terminal folds what it cannot show, but a cut name is lost.
+    Console(width=1000).print(shown)
 
 
 def markdown(rows: Sequence[dict[str, Any]], *, numbers: Sequence[str] = ()) -> str:

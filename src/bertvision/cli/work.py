@@ -242,8 +242,15 @@ def _print_comparison(result: Any, as_json: bool) -> None:
         return
     numbers = [name for name in plain[0] if name != "model"]
     show.table(worded, numbers=numbers, bold="chosen")
-    print("* chosen on validation. 95 %: bootstrap over dev examples, one seed. Seconds: fine-tuning, states and head.")
-    print(f"Results: {result.file}")
+    print(
+        "* the head that validation prefers; controls are no candidates. 95 %: bootstrap over dev examples, one seed."
+    )
+    at = result.best.experiment["fraction"]
+    rivals = [run for run in result.runs if run.kind in ("bert", "control") and run.experiment["fraction"] == at]
+    above = [f"{run.name} ({run.kind})" for run in rivals if run.grade[0] > result.best.grade[0]]
+    if above:
+        print(f"  On validation these are above it: {', '.join(above)}.")
+    print(f"Results: {result.file}\nChosen:  {result.best.directory}")
 
 
 def _print_scores(scores: dict[str, Any], as_json: bool) -> None:

@@ -114,6 +114,8 @@ def parse(spec: str) -> tuple[str, dict[str, Any]]:
         options[key.strip()] = _convert(value.strip(), default, key.strip())
     if rest and not options:
         raise BertVisionError(f"Head {spec!r} is not of the form name:option=value,option=value.")
+    if options.get("size", 1) < (0 if name == "adapter-pooler" else 1) or not 0 <= options.get("dropout", 0) < 1:
+        raise BertVisionError(f"Head {spec!r} needs size >= 1 and dropout from 0 to less than 1.")
     for gather in options.get("gather", "cls").split("+"):
         lookup(GATHERS, gather, "gather")
     return name.strip(), options

@@ -16,6 +16,7 @@ from bertvision.errors import BertVisionError
 from bertvision.files import locked, read_json, replacing_directory, value_hash, write_json
 from bertvision.heads import Last
 from bertvision.pipeline.prepared import Prepared, fingerprint
+from bertvision.progress import say
 from bertvision.runs import slug
 from bertvision.training import fit
 
@@ -92,6 +93,7 @@ def finetune(prepared: Prepared, root: Path) -> Tuned:
             fingerprint=key,
             precision=experiment.precision,
             label=f"fine-tune {prepared.task.name}",
+            notify=say,
         )
     resume.unlink(missing_ok=True)
     if students["bert"].failed:

@@ -118,6 +118,8 @@ def prepare(experiment: Experiment, notify: Notify = say) -> Prepared:
         validation = task.sample(data.validation, wanted.limit, wanted.split_seed)
     dev = task.sample(data.dev, wanted.limit_dev, wanted.split_seed)
     max_tokens = min(wanted.max_tokens or task.max_tokens, reading.max_tokens)
+    if wanted.max_tokens > max_tokens:
+        notify(f"{experiment.backbone} reads {max_tokens} tokens at most; longer inputs are cut there.")
     finetune, head = experiment.finetune, experiment.train
     rate = finetune.learning_rate or reading.learning_rate or task.learning_rate
     finetune = replace(finetune, learning_rate=rate, batch_size=finetune.batch_size or task.batch_size)
@@ -142,6 +144,7 @@ def fingerprint(*splits: Split) -> str:
     """Name tokens and labels by their content."""
     digest = hashlib.sha256()
     for split in splits:
+        digest.update("\n".join(split.features.ids).encode())
         for array in (split.features.offsets, split.features.labels, *split.features.tokens.values()):
             digest.update(array.tobytes())
     return digest.hexdigest()

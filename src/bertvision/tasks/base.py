@@ -144,7 +144,10 @@ def rows_in_order(predictions: Predictions, features: Features) -> np.ndarray:
     places = {id: place for place, id in enumerate(predictions.ids)}
     missing = [id for id in features.ids if id not in places]
     if missing:
-        raise BertVisionError(f"The predictions lack {len(missing):,} of {len(features):,} rows, e.g. {missing[0]!r}.")
+        raise BertVisionError(
+            f"The predictions lack {len(missing):,} of {len(features):,} rows, e.g. {missing[0]!r}: "
+            "the data are not those they were made on."
+        )
     foreign = set(predictions.ids).difference(features.ids)
     if foreign or len(predictions.ids) != len(features.ids):
         which = f"e.g. {min(foreign)!r}" if foreign else "as some ids occur twice"

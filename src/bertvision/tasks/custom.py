@@ -37,7 +37,7 @@ def custom(
     if not re.fullmatch(r"\w[\w.-]*", name):
         raise BertVisionError(f"A task's name is made of letters, digits, '.', '_' and '-', got {name!r}.")
     if name in TASKS:
-        raise BertVisionError(f"{name!r} is the name of a built-in task; give yours another one with --name.")
+        raise BertVisionError(f"{name!r} is the name of a built-in task; give yours another one with --task.")
     own = Own(train=train, dev=dev, validation=validation)
     if path.suffix.lower() == ".json" or kind.startswith("squad2"):
         if kind in ("classification", "regression"):

