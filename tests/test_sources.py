@@ -2,13 +2,14 @@ import hashlib
 import io
 import multiprocessing
 import tarfile
+import urllib.request
 import zipfile
 
 import pytest
 
 from bertvision import sources
 from bertvision.errors import BertVisionError
-from bertvision.sources import Package, cache_directory, registry_archive, registry_file, unpack
+from bertvision.sources import Package, answers, cache_directory, registry_archive, registry_file, unpack
 
 
 def wheel(files: dict[str, str]) -> bytes:
@@ -189,3 +190,10 @@ def test_processes_at_once(toy, shelf, tmp_path):
     for worker in workers:
         worker.join()
     assert found == [["bertvision.json", "config.json", "part"]] * 3
+
+
+def test_a_closed_port_is_no_answer(monkeypatch):
+    monkeypatch.setattr(urllib.request, "getproxies", dict)
+    assert not answers("http://127.0.0.1:9")
+    monkeypatch.setattr(urllib.request, "getproxies", lambda: {"http": "proxy"})
+    assert answers("http://127.0.0.1:9")

@@ -187,13 +187,6 @@ def test_an_unreachable_hub_fails_at_once(monkeypatch, tmp_path):
     assert not datasets.config.HF_HUB_OFFLINE
 
 
-def test_a_closed_port_is_no_answer(monkeypatch):
-    monkeypatch.setattr(loading_module.urllib.request, "getproxies", dict)
-    assert not loading_module._answers("http://127.0.0.1:9")
-    monkeypatch.setattr(loading_module.urllib.request, "getproxies", lambda: {"http": "proxy"})
-    assert loading_module._answers("http://127.0.0.1:9")
-
-
 def test_snli_in_a_directory(tmp_path):
     task = TASKS["snli"]
     write_task(task, tmp_path)
