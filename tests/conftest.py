@@ -5,7 +5,7 @@ import os
 # Before any library reads them: tests must not depend on the Hub, and two cores are shared.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 
 import random
 from pathlib import Path

@@ -4,8 +4,8 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-# Before torch is loaded: its threads otherwise spin while they wait, and on a busy machine starve one another.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Before torch is loaded: its threads otherwise spin long while they wait, and on a busy machine starve one another.
+os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 
 if TYPE_CHECKING:
     from bertvision.backbones import BACKBONES, load_backbone
