@@ -12,7 +12,7 @@ from bertvision.activations import Streamed, Tokens
 from bertvision.backbones import Backbone, load_backbone, load_tokenizer, weights_hash
 from bertvision.ensemble import combine
 from bertvision.errors import BertVisionError
-from bertvision.heads import Last, build_head
+from bertvision.heads import Last, Select, build_head
 from bertvision.progress import say
 from bertvision.runs import Run, open_run
 from bertvision.tasks import Example, Task, restore
@@ -73,6 +73,8 @@ class Predictor:
             head = build_head(member.name, shape)
             head.load_state_dict(member.weights())
             group.pooled = group.pooled or shape.pooled
+        if member.kind == "bert" or not shape.pooled:  # another member may bring the pooled channel into the states
+            head = Select(head, list(range(group.backbone.layers)))
         group.heads[str(member.directory)] = head.eval()
 
     def predict(self, items: Item | Sequence[Item]) -> Any:

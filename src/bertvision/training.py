@@ -154,7 +154,7 @@ def fit(
                     progress["pause_steps"] += 1
                 progress["step"] = step = step + 1
                 advance(1)
-                if step in pauses:
+                if step in pauses and _active(students):  # a model that diverged is no point worth keeping
                     pause(step)
                 if step % per_epoch == 0 or step == last_step:
                     began = time.perf_counter()

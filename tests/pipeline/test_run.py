@@ -156,6 +156,21 @@ def test_pooled_channel_and_rates(reviews, tiny, tmp_path):
         notify=quiet,
         **FAST,
     )
+    plain = bertvision.run(
+        train_file=str(reviews), backbone=str(tiny), heads=["mean"], root=tmp_path / "plain", notify=quiet, **FAST
+    )
+    bert, ensemble = result.runs[0], next(run for run in result.runs if run.kind == "ensemble")
+    # BERT reads its own last layer, with or without the pooled channel beside it.
+    np.testing.assert_allclose(bert.predictions().logits, plain.runs[0].predictions().logits, atol=1e-5)
+    text = "the film was good"
+    probabilities = bertvision.load(bert).predict(text)["probabilities"]
+    assert probabilities == pytest.approx(bertvision.load(plain.runs[0]).predict(text)["probabilities"], abs=1e-5)
+    both = np.maximum(
+        *(list(bertvision.load(run).predict(text)["probabilities"].values()) for run in (bert, result.best))
+    )
+    assert list(bertvision.load(ensemble).predict(text)["probabilities"].values()) == pytest.approx(
+        both / both.sum(), abs=1e-4
+    )
     best = result.best
     assert best.name == "learned:pooled=true" and best.experiment["shape"]["layers"] == 5
     assert best.metrics["learning_rate"] in (1e-1, 1e-2, 1e-4)

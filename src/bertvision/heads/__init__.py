@@ -21,7 +21,19 @@ from bertvision.heads.pools import AdapterAndPool, Chain, FlattenLayers, Learned
 from bertvision.heads.xception import xception, xception_small
 from bertvision.types import Shape
 
-__all__ = ["HEADS", "GATHERS", "Head", "Last", "build_head", "canonical", "count", "expand", "last_layer_only", "parse"]
+__all__ = [
+    "HEADS",
+    "GATHERS",
+    "Head",
+    "Last",
+    "Select",
+    "build_head",
+    "canonical",
+    "count",
+    "expand",
+    "last_layer_only",
+    "parse",
+]
 
 
 PAPER_SIZE = 386  # adapter outputs of the published models, which made a square image of 386 tokens

@@ -13,7 +13,7 @@ from bertvision import heads
 from bertvision.activations import choose
 from bertvision.errors import BertVisionError
 from bertvision.files import locked, value_hash
-from bertvision.heads import build_head, last_layer_only
+from bertvision.heads import Select, build_head, last_layer_only
 from bertvision.pipeline.finetuning import Point
 from bertvision.pipeline.prepared import Notify, Prepared, fingerprint
 from bertvision.pipeline.scoring import bert_run, finish, grade
@@ -86,7 +86,8 @@ def _train(
     alive = {spec: student for spec, student in chosen.items() if student is not None}
     if not alive:
         raise BertVisionError("Every head diverged; a smaller train.learning_rate may help.")
-    final = {spec: student.model for spec, student in alive.items()} | {"bert": point.last}  # BERT comes for free
+    final = {spec: student.model for spec, student in alive.items()}
+    final["bert"] = Select(point.last, list(range(point.backbone.layers)))  # free; it must not read the pooled channel
     batches = {"validation": validation, "dev": stream(ordered["dev"])}
     found = {
         name: prepared.predict(final, batches[name], split, f"heads on {name}")
