@@ -1,6 +1,7 @@
 """Any Hugging Face encoder, with all its layers kept. The only file that imports transformers."""
 
 import hashlib
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -143,6 +144,8 @@ class Reading:
 
     tokenizer: Any
     max_tokens: int
+    layers: int
+    width: int
     learning_rate: float
     """The rate that suits the backbone for fine-tuning; 0: the task's."""
 
@@ -157,7 +160,13 @@ def load_tokenizer(name: str) -> Reading:
     _, config, tokenizer = _find(name)
     known = BACKBONES.get(name)
     rate = known.learning_rate if known else 0.0
-    return Reading(tokenizer=tokenizer, max_tokens=_max_tokens(config, tokenizer), learning_rate=rate)
+    return Reading(
+        tokenizer=tokenizer,
+        max_tokens=_max_tokens(config, tokenizer),
+        layers=config.num_hidden_layers + 1,
+        width=config.hidden_size,
+        learning_rate=rate,
+    )
 
 
 def _find(name: str) -> tuple[str, Any, Any]:
@@ -194,6 +203,13 @@ def weights_hash(backbone: Backbone) -> str:
         digest.update(key.encode())
         digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def tokenizer_hash(tokenizer: Any) -> str:
+    """Name a tokenizer by its kind, vocabulary and special tokens."""
+    kind = type(tokenizer).__name__, sorted(map(str, tokenizer.all_special_tokens))
+    vocabulary = sorted(tokenizer.get_vocab().items())
+    return hashlib.sha256(json.dumps([kind, vocabulary]).encode()).hexdigest()
 
 
 @cache

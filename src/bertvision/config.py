@@ -66,6 +66,16 @@ class Dataset:
 
 
 @dataclass(frozen=True, kw_only=True)
+class States:
+    """How hidden states are stored, where they are."""
+
+    type: str = "int8"
+    """float32, float16, bfloat16, int8 or int4."""
+    directory: str = ""
+    """Where stores are; empty: with the backbone they were made from."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Experiment:
     """A task, a backbone, how far to fine-tune it, and the heads to train on its states."""
 
@@ -85,7 +95,9 @@ class Experiment:
     ensembles: list[str] = field(default_factory=lambda: ["max"])
     """How to combine BERT with the chosen head: max, mean, product."""
     activations: str = "auto"
-    """"memory" computes hidden states once, "stream" anew each epoch, "auto" the former if they are few."""
+    """"memory" computes hidden states once, "store" too and keeps them on disk, "stream" anew each epoch; "auto": the
+    first if they are few, else whichever of the others a short trial finds faster."""
+    states: States = States()
     seed: int = 0
     precision: str = "float32"
     """Arithmetic of the backbone; "bfloat16" and "float16" on a GPU only."""

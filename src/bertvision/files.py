@@ -18,19 +18,29 @@ from torch import Tensor
 from bertvision.errors import BertVisionError
 
 
+def temporary_name(path: Path) -> Path:
+    """Where a file is written until it is whole."""
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
+def settle(temporary: Path, path: Path) -> None:
+    """Give a synced file its name, for good."""
+    os.replace(temporary, path)
+    sync_directory(path.parent)
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Open a temporary file beside `path`; sync and rename it over `path` on success, drop it on failure."""
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = temporary_name(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(temporary, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
-        sync_directory(path.parent)
+        settle(temporary, path)
     except OSError as error:
         raise write_error(path, error) from error
     finally:
@@ -42,7 +52,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 def replacing_directory(path: Path) -> Iterator[Path]:
     """Yield a temporary directory beside `path`; sync it and rename it to `path` on success."""
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = temporary_name(path)
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir(parents=True)
@@ -54,8 +64,7 @@ def replacing_directory(path: Path) -> Iterator[Path]:
         sync_directory(temporary)
         if path.exists():  # a leftover without its completion mark; rename cannot replace a full directory
             shutil.rmtree(path)
-        os.replace(temporary, path)
-        sync_directory(path.parent)
+        settle(temporary, path)
     except OSError as error:
         raise write_error(path, error) from error
     finally:

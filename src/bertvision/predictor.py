@@ -17,7 +17,7 @@ from bertvision.progress import say
 from bertvision.runs import Run, open_run
 from bertvision.tasks import Example, Task, restore
 from bertvision.training import predict
-from bertvision.types import Features, Predictions, Shape
+from bertvision.types import Features, Predictions, Shape, View
 
 BATCH_ROWS = 64
 BATCH_TOKENS = 8192
@@ -103,8 +103,8 @@ class Predictor:
         tokens = Tokens(features, BATCH_ROWS, self._pad_ids, budget=BATCH_TOKENS)
         found: dict[str, Predictions] = {}
         for group in self._groups.values():
-            pool = group.last.pool if group.pooled else None
-            stream = Streamed(group.backbone, tokens, pool=pool, device=runtime.device())
+            view = View(layers=tuple(range(group.backbone.layers)), pooled=group.pooled)
+            stream = Streamed(group.backbone, tokens, view, pool=group.last.pool, device=runtime.device())
             found |= predict(group.heads, stream, features.ids, offsets)
         members = [found[name] for name in self._order]
         return members[0] if len(members) == 1 else combine(members, self.run.experiment["how"])

@@ -1,6 +1,8 @@
 """Device, precision and optimizer. The only file that imports accelerate."""
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -46,3 +48,16 @@ def optimizer_for(model: nn.Module, learning_rate: float, weight_decay: float) -
     plain = [p for p in model.parameters() if p.requires_grad and p.ndim <= 1]
     groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
     return torch.optim.AdamW([group for group in groups if group["params"]], lr=learning_rate, fused=True)
+
+
+@contextmanager
+def background(threads: int) -> Iterator[ThreadPoolExecutor]:
+    """Yield threads for work beside the main one; what still waits when the caller leaves is dropped."""
+    mine = torch.get_num_threads()
+    # One core each: a second team of torch threads would fight the first for the cores.
+    pool = ThreadPoolExecutor(threads, "bertvision", initializer=torch.set_num_threads, initargs=(1,))
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(mine)  # it is also the default of threads to come

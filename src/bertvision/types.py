@@ -33,6 +33,23 @@ class Shape:
 
 
 @dataclass(frozen=True, kw_only=True)
+class View:
+    """Which part of the hidden states is wanted: computed, stored and read no more than that."""
+
+    layers: tuple[int, ...]
+    """Numbers of the backbone's layers, rising; 0 is the embedding output."""
+    pooled: bool = False
+    """One more channel behind the layers: BERT's pooled [CLS], at token 0."""
+    first: bool = False
+    """[CLS] alone instead of all tokens."""
+
+    @property
+    def channels(self) -> int:
+        """The L of the states."""
+        return len(self.layers) + self.pooled
+
+
+@dataclass(frozen=True, kw_only=True)
 class Features:
     """A split, tokenized: one row per window of text, so a long passage has several rows."""
 

@@ -4,7 +4,7 @@ from test_tokens import PAD, features
 from bertvision.activations import Streamed, Tokens
 from bertvision.backbones import load_backbone
 from bertvision.heads import Last
-from bertvision.types import Shape
+from bertvision.types import Shape, View
 
 
 def stream(tiny, pooled=False):
@@ -13,7 +13,8 @@ def stream(tiny, pooled=False):
     rows = features([4, 7, 2, 5])
     rows.tokens["input_ids"] %= 50
     last = Last(Shape(layers=4, tokens=8, width=32, outputs=2, per_token=False)).eval()
-    return backbone, last, Streamed(backbone, Tokens(rows, 2, PAD, budget=100), pool=last.pool if pooled else None)
+    view = View(layers=(0, 1, 2, 3), pooled=pooled)
+    return backbone, last, Streamed(backbone, Tokens(rows, 2, PAD, budget=100), view, pool=last.pool)
 
 
 def test_states_are_the_backbone_s(tiny):
@@ -40,3 +41,11 @@ def test_pooled_channel(tiny):
         assert batch.inputs.shape[1] == backbone.layers + 1
         torch.testing.assert_close(batch.inputs[:, -1, 0], last.pool(batch.inputs[:, -2]))
         assert not batch.inputs[:, -1, 1:].any()
+
+
+def test_a_view_is_a_part_of_the_states(tiny):
+    backbone, last, whole = stream(tiny, pooled=True)
+    part = Streamed(backbone, whole.tokens, View(layers=(1, 3), pooled=True, first=True), pool=last.pool)
+    for one, other in zip(whole.epoch(0), part.epoch(0), strict=True):
+        assert torch.equal(other.inputs, one.inputs[:, [1, 3, 4], :1])
+        assert torch.equal(other.mask, one.mask[:, :1]) and other.mask.all()

@@ -1,7 +1,34 @@
 """Batches of hidden states (B, L, T, W), wherever they come from."""
 
-from bertvision.activations.kept import MODES, Kept, choose, keep
+from bertvision.activations.choosing import MODES, Wanted, choose
+from bertvision.activations.converting import convert
+from bertvision.activations.formats import FORMATS
+from bertvision.activations.kept import Kept, Source, keep
+from bertvision.activations.plan import Plan
+from bertvision.activations.store import Layout, Rows, Store, find_stores, is_store, remove_store
+from bertvision.activations.stored import Stored
 from bertvision.activations.streamed import Streamed
 from bertvision.activations.tokens import Tokens
+from bertvision.activations.writing import write
 
-__all__ = ["MODES", "Kept", "Streamed", "Tokens", "choose", "keep"]
+__all__ = [
+    "FORMATS",
+    "MODES",
+    "Kept",
+    "Layout",
+    "Plan",
+    "Rows",
+    "Source",
+    "Store",
+    "Stored",
+    "Streamed",
+    "Tokens",
+    "Wanted",
+    "choose",
+    "convert",
+    "find_stores",
+    "is_store",
+    "keep",
+    "remove_store",
+    "write",
+]

@@ -1,15 +1,16 @@
 """Hidden states computed as they are asked for."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from bertvision.activations.tokens import Tokens
-from bertvision.types import Batch
+from bertvision.types import Batch, View
 
 
 class Streamed:
@@ -19,14 +20,16 @@ class Streamed:
         self,
         backbone: Callable[..., Tensor],
         tokens: Tokens,
+        view: View,
         *,
         pool: Callable[[Tensor], Tensor] | None = None,
         device: torch.device | None = None,
         autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ):
-        """With `pool`, BERT's pooled [CLS] becomes one more channel, at token 0."""
+        """`pool` makes BERT's pooled [CLS] of the last layer, where the view wants it."""
         self.backbone = backbone
         self.tokens = tokens
+        self.view = view
         self.rows = tokens.rows
         self.pool = pool
         self.device = device or torch.device("cpu")
@@ -35,15 +38,33 @@ class Streamed:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    def over(self, tokens: Tokens) -> "Streamed":
+        """Return the same states in the order of `tokens`."""
+        return Streamed(self.backbone, tokens, self.view, pool=self.pool, device=self.device, autocast=self.autocast)
+
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
         """Yield the hidden states of epoch `number` from batch `start` on."""
-        for batch in self.tokens.epoch(number, start):
-            batch = batch.to(self.device)
+        yield from self.read(self.tokens.plan(number)[start:])
+
+    def read(self, batches: Iterable[np.ndarray]) -> Iterator[Batch]:
+        """Yield the hidden states of these rows, batch by batch."""
+        for rows in batches:
+            batch = self.tokens.collate(rows).to(self.device)
             with torch.no_grad(), self.autocast():  # not inference_mode: a head must back-propagate from these
-                hidden = self.backbone(batch.inputs, batch.mask)
-                if self.pool is not None:
-                    channel = torch.zeros_like(hidden[:, :1])
-                    channel[:, 0, 0] = self.pool(hidden[:, -1])
-                    hidden = torch.cat([hidden, channel], dim=1)
+                hidden = self._look(self.backbone(batch.inputs, batch.mask))
             # Outside no_grad: a yield inside would switch off the caller's gradients while it works.
-            yield replace(batch, inputs=hidden)
+            yield replace(batch, inputs=hidden, mask=batch.mask[:, :1] if self.view.first else batch.mask)
+
+    def _look(self, hidden: Tensor) -> Tensor:
+        """Reduce all states to the view."""
+        last, layers = hidden[:, -1], list(self.view.layers)
+        if self.view.first:
+            hidden = hidden[:, :, :1]
+        if layers != list(range(hidden.shape[1])):
+            hidden = hidden[:, layers]
+        if self.view.pooled:
+            assert self.pool is not None, "a view with the pooled channel needs the pooler"
+            channel = torch.zeros_like(hidden[:, :1])
+            channel[:, 0, 0] = self.pool(last)
+            hidden = torch.cat([hidden, channel], dim=1)
+        return hidden

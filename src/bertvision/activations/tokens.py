@@ -5,9 +5,8 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
+from bertvision.activations.plan import Plan
 from bertvision.types import Batch, Features
-
-POOL = 50  # batches that are sorted by length together: enough to bucket, few enough to stay random
 
 
 class Tokens:
@@ -19,43 +18,16 @@ class Tokens:
         """Shuffle if a `seed` is given; else go from long to short, at most `budget` tokens (with padding) a batch."""
         self.features = features
         self.rows = len(features)
-        self.batch_size = batch_size
         self.pad_ids = pad_ids
-        self.seed = seed
-        self._fixed = None if seed is not None else self._by_length(budget)
+        self.plan = Plan(features.lengths, batch_size, seed=seed, budget=budget)
 
     def __len__(self) -> int:
-        return len(self._fixed) if self._fixed is not None else -(-self.rows // self.batch_size)
+        return len(self.plan)
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
         """Yield the batches of epoch `number` from batch `start` on."""
         for rows in self.plan(number)[start:]:
             yield self.collate(rows)
-
-    def plan(self, number: int) -> list[np.ndarray]:
-        """Which rows form which batch of epoch `number`."""
-        return self._fixed if self._fixed is not None else self._shuffled(number)
-
-    def _shuffled(self, number: int) -> list[np.ndarray]:
-        random = np.random.default_rng([self.seed or 0, number])
-        order, lengths = random.permutation(self.rows), self.features.lengths
-        size, batches = self.batch_size, []
-        for first in range(0, self.rows, size * POOL):
-            pool = order[first : first + size * POOL]
-            pool = pool[np.argsort(lengths[pool], kind="stable")]
-            batches += [pool[i : i + size] for i in range(0, len(pool), size)]
-        return [batches[i] for i in random.permutation(len(batches))]
-
-    def _by_length(self, budget: int) -> list[np.ndarray]:
-        lengths = self.features.lengths
-        order = np.argsort(-lengths, kind="stable")
-        batches, first = [], 0
-        while first < len(order):
-            longest = int(lengths[order[first]])  # sorted: the first row sets the padding of the batch
-            size = max(1, min(self.batch_size, budget // longest)) if budget else self.batch_size
-            batches.append(order[first : first + size])
-            first += size
-        return batches
 
     def collate(self, rows: np.ndarray) -> Batch:
         """Pad the chosen rows to the longest of them."""

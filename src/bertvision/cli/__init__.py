@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from bertvision.cli import listings, work
+from bertvision.cli import listings, stores, work
 from bertvision.errors import BertVisionError
 
 app = typer.Typer(
@@ -16,6 +16,7 @@ app = typer.Typer(
     help="Fine-tune an encoder for a fraction of an epoch, read all its layers, train a tiny head on them.",
 )
 work.register(app)
+stores.register(app)
 listings.register(app)
 
 

@@ -2,7 +2,7 @@
 
 import fnmatch
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from inspect import Parameter, signature
@@ -19,7 +19,7 @@ from bertvision.heads.head import Head, Last, Select
 from bertvision.heads.inception import inception
 from bertvision.heads.pools import AdapterAndPool, Chain, FlattenLayers, LearnedPool, MeanPool
 from bertvision.heads.xception import xception, xception_small
-from bertvision.types import Shape
+from bertvision.types import Shape, View
 
 __all__ = [
     "HEADS",
@@ -33,6 +33,7 @@ __all__ = [
     "expand",
     "last_layer_only",
     "parse",
+    "view_of",
 ]
 
 
@@ -189,6 +190,18 @@ def build_head(spec: str, shape: Shape) -> nn.Module:
     seen = replace(shape, layers=len(chosen), pooled=pooled)
     head = HEADS[name].build(seen, **options)
     return head if chosen == list(range(shape.layers)) else Select(head, chosen)
+
+
+def view_of(specs: Iterable[str], shape: Shape) -> View:
+    """Return the part of the states that these heads, and BERT's own, read between them."""
+    layers, pooled, first = {shape.layers - shape.pooled - 1}, False, not shape.per_token
+    for spec in specs:
+        options = parse(spec)[1]
+        layers |= set(select_layers(options.get("layers", "all"), shape.layers - shape.pooled))
+        pooled |= options.get("pooled", False)
+        with torch.device("meta"):
+            first = first and bool(build_head(spec, shape).reads_first)
+    return View(layers=tuple(sorted(layers)), pooled=pooled, first=first)
 
 
 def select_layers(text: str, layers: int) -> list[int]:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from bertvision.heads.gathers import First, make_gather
-from bertvision.types import Shape
+from bertvision.types import Shape, View
 
 
 class Head(nn.Module):
@@ -40,13 +40,18 @@ class Head(nn.Module):
 
     def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
         """Read hidden states: (B, L, T, W), mask (B, T) -> (B, T, C) or (B, C)"""
-        if isinstance(self.gather, First) and not getattr(self.pool, "mixes_tokens", False):
+        if self.reads_first:
             hidden, mask = hidden[:, :, :1], mask[:, :1]  # the others would be computed and thrown away
         hidden = hidden.to(self.read.weight.dtype)
         x = self._represent(hidden, mask)
         if not self.shape.per_token:
             x = self.gather(x, mask)
         return self.read(self.dropout(x))
+
+    @property
+    def reads_first(self) -> bool:
+        """Whether [CLS] is all that it looks at."""
+        return isinstance(self.gather, First) and not getattr(self.pool, "mixes_tokens", False)
 
     def _represent(self, hidden: Tensor, mask: Tensor) -> Tensor:
         x = self.pool(self.adapt(hidden), mask)
@@ -91,6 +96,11 @@ class Last(nn.Module):
             return self.read(last)
         return self.read(self.dropout(self.pool(last)))
 
+    @property
+    def reads_first(self) -> bool:
+        """Whether [CLS] is all that it looks at."""
+        return not self.shape.per_token
+
     def pool(self, last: Tensor) -> Tensor:
         """Return BERT's pooled [CLS]. (B, T, W) -> (B, W)"""
         return torch.tanh(self.pooler(last[:, 0]))
@@ -102,9 +112,24 @@ class Select(nn.Module):
     def __init__(self, head: nn.Module, layers: list[int]):
         super().__init__()
         self.head = head
-        # A slice is a view; a list of indices copies every state.
-        consecutive = layers == list(range(layers[0], layers[-1] + 1))
-        self.layers = slice(layers[0], layers[-1] + 1) if consecutive else layers
+        self.chosen = layers
+        self._look_at(layers)
 
     def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
         return self.head(hidden[:, self.layers], mask)
+
+    @property
+    def reads_first(self) -> bool:
+        """Whether [CLS] is all that it looks at."""
+        return bool(self.head.reads_first)
+
+    def through(self, view: View, layers: int) -> "Select":
+        """Find the chosen layers in states that are a view of `layers` layers."""
+        available = [*view.layers, layers] if view.pooled else list(view.layers)
+        self._look_at([available.index(layer) for layer in self.chosen])
+        return self
+
+    def _look_at(self, positions: list[int]) -> None:
+        # A slice is a view; a list of indices copies every state.
+        first, last = positions[0], positions[-1]
+        self.layers = slice(first, last + 1) if positions == list(range(first, last + 1)) else positions

@@ -22,6 +22,7 @@ from bertvision.pipeline.finetuning import Tuned, finetune, open_point
 from bertvision.pipeline.prepared import Notify, Prepared, find_task, prepare
 from bertvision.pipeline.probing import train_heads
 from bertvision.pipeline.scoring import bert_run, ensemble, rescore
+from bertvision.pipeline.states import estimate, extract
 from bertvision.progress import say
 from bertvision.runs import Run
 
@@ -32,7 +33,9 @@ __all__ = [
     "bert_run",
     "choose",
     "ensemble",
+    "estimate",
     "experiment_of",
+    "extract",
     "find_task",
     "finetune",
     "open_point",

@@ -19,6 +19,7 @@ from bertvision.pipeline.prepared import Prepared, fingerprint
 from bertvision.progress import say
 from bertvision.runs import slug
 from bertvision.training import fit
+from bertvision.types import View
 
 
 @dataclass(frozen=True)
@@ -118,12 +119,13 @@ class Point:
     seconds: float
     weights: str
 
-    def stream(self, prepared: Prepared, tokens: Tokens, *, pooled: bool = False) -> Streamed:
+    def stream(self, prepared: Prepared, tokens: Tokens, view: View) -> Streamed:
         """Its hidden states over `tokens`."""
         return Streamed(
             self.backbone,
             tokens,
-            pool=self.last.pool if pooled else None,
+            view,
+            pool=self.last.pool if view.pooled else None,
             device=runtime.device(),
             autocast=partial(runtime.autocast, prepared.experiment.precision),
         )

@@ -3,20 +3,19 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 
 import torch
 from torch import nn
 
 from bertvision import heads
-from bertvision.activations import choose
 from bertvision.errors import BertVisionError
 from bertvision.files import locked, value_hash
-from bertvision.heads import Select, build_head, last_layer_only
+from bertvision.heads import Select, build_head, last_layer_only, view_of
 from bertvision.pipeline.finetuning import Point
 from bertvision.pipeline.prepared import Notify, Prepared, fingerprint
 from bertvision.pipeline.scoring import bert_run, finish, grade
+from bertvision.pipeline.states import states
 from bertvision.progress import say
 from bertvision.runs import Run, is_finished, slug
 from bertvision.training import Grade, Student, fit
@@ -48,19 +47,18 @@ def _train(
     experiment = prepared.experiment
     pooled = any(heads.parse(spec)[1].get("pooled") for spec in todo)
     shape = prepared.shape(point.backbone, pooled=pooled and not prepared.task.per_token)
+    view = view_of(todo, shape)
     rates = _rates(prepared)
     models, optims = {}, {}
     for spec in todo:
         for rate in rates:
             torch.manual_seed(experiment.seed)  # each head starts as if alone
-            models[f"{spec}@{rate:g}"] = build_head(spec, shape)
+            head = build_head(spec, shape)
+            models[f"{spec}@{rate:g}"] = head.through(view, point.backbone.layers) if isinstance(head, Select) else head
             optims[f"{spec}@{rate:g}"] = replace(prepared.heads, learning_rate=rate)
     began = time.perf_counter()
-    stream = partial(point.stream, prepared, pooled=shape.pooled)
-    pick = partial(choose, experiment.activations, layers=shape.layers, width=shape.width)
-    ordered = {name: prepared.ordered(split) for name, split in prepared.held_out.items()}
-    validation = pick(stream(ordered["validation"]), ordered["validation"])
-    train = pick(stream(prepared.ordered(prepared.train)), prepared.shuffled(prepared.heads))
+    validation = states(prepared, point, "validation", view, prepared.ordered(prepared.validation), notify)
+    train = states(prepared, point, "train", view, prepared.shuffled(prepared.heads), notify)
     reading = time.perf_counter() - began
 
     def validate(students: dict[str, nn.Module]) -> dict[str, Grade]:
@@ -87,8 +85,10 @@ def _train(
     if not alive:
         raise BertVisionError("Every head diverged; a smaller train.learning_rate may help.")
     final = {spec: student.model for spec, student in alive.items()}
-    final["bert"] = Select(point.last, list(range(point.backbone.layers)))  # free; it must not read the pooled channel
-    batches = {"validation": validation, "dev": stream(ordered["dev"])}
+    layers = point.backbone.layers
+    final["bert"] = Select(point.last, [layers - 1]).through(view, layers)  # free
+    dev = states(prepared, point, "dev", view, prepared.ordered(prepared.dev), notify)
+    batches = {"validation": validation, "dev": dev}
     found = {
         name: prepared.predict(final, batches[name], split, f"heads on {name}")
         for name, split in prepared.held_out.items()

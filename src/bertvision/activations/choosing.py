@@ -1,0 +1,184 @@
+"""Where the states of a split come from: memory, the backbone at work, or a store."""
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from bertvision.activations.kept import Kept, keep, size
+from bertvision.activations.plan import Plan
+from bertvision.activations.store import MANIFEST, Layout, Rows, Store, is_store
+from bertvision.activations.stored import Stored
+from bertvision.activations.streamed import Streamed
+from bertvision.activations.tokens import Tokens
+from bertvision.activations.writing import write
+from bertvision.errors import BertVisionError, lookup
+from bertvision.files import write_error
+from bertvision.types import Batch, Batches, View
+
+MEMORY = 2 * 1024**3
+"""Bytes of states a split may take: on two cores, about as many as are computed again in a minute after a crash."""
+TRIAL = 3.0  # seconds of streaming that are measured
+MODES = {
+    "auto": "in memory if they are few; else whichever of the next two a short trial finds faster",
+    "memory": "computed once and held in memory",
+    "stream": "computed anew in every epoch",
+    "store": "computed once and kept on disk",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """A split's states: how they are computed, where a store of them would be, and what it must be of."""
+
+    source: Streamed
+    """In the fixed order in which they are computed."""
+    rows: Rows
+    width: int
+    place: Path
+    identity: Mapping[str, Any]
+    type: str
+    epochs: float
+    """How often they will be read."""
+
+    def found(self) -> Store | None:
+        """Open a finished store that has these states, and perhaps more; the place itself must, if it is one."""
+        if is_store(self.place):
+            return Store(self.place).require(self.identity, self.source.view)
+        for path in sorted(self.place.parent.glob(f"*/{MANIFEST}")):
+            store = Store(path.parent)
+            if not store.lacks(self.identity, self.source.view):
+                return store
+        return None
+
+    def layout(self) -> Layout:
+        """Plan the store."""
+        return Layout(type=self.type, view=self.source.view, width=self.width, lengths=self.rows.lengths)
+
+    def store(self) -> Store:
+        """Open the store; write it first, or what is missing of it."""
+        plan = self.source.tokens.plan
+        return write(
+            self.place,
+            self.source,
+            self.rows,
+            self.identity,
+            width=self.width,
+            type=self.type,
+            batch_size=plan.batch_size,
+            budget=plan.budget,
+        )
+
+
+def choose(mode: str, wanted: Wanted, tokens: Tokens, notify: Callable[[str], None]) -> Batches:
+    """Return the states in the order of `tokens`, from wherever `mode` says."""
+    lookup(MODES, mode, "way to get activations")
+    source, device = wanted.source, wanted.source.device
+    needed = size(wanted.rows.lengths, source.view, wanted.width)
+    free = _free_memory()
+    few = needed <= min(MEMORY, free // 2)
+    if mode == "memory" and needed > free:
+        raise BertVisionError(
+            f"The states take {needed / 1e9:.1f} GB, but {free / 1e9:.1f} GB of memory are free. "
+            "Use --activations store or stream."
+        )
+    store = wanted.found() if mode in ("auto", "store") else None
+    if store is None:
+        if mode == "memory" or (mode == "auto" and few):
+            return Kept(keep(source, source.tokens.plan), wanted.rows.labels, tokens.plan)
+        if mode == "stream" or (mode == "auto" and not _pays(wanted, tokens.plan, notify)):
+            return source.over(tokens)
+        store = wanted.store()
+    stored = Stored(store, tokens.plan, source.view, device=device)
+    return Kept(keep(stored, source.tokens.plan), store.known.labels, tokens.plan) if few else stored
+
+
+def _pays(wanted: Wanted, plan: Plan, notify: Callable[[str], None]) -> bool:
+    """Measure both ways for a few seconds; say which is chosen and why."""
+    layout = wanted.layout()
+    gigabytes = f"{layout.bytes / 1e9:.1f} GB"
+    there = next(folder for folder in (wanted.place, *wanted.place.parents) if folder.is_dir())
+    if shutil.disk_usage(there).free < 1.05 * layout.bytes:
+        notify(f"Streaming the states: a store of them would take {gigabytes}, and the disk has less free.")
+        return False
+    try:
+        streaming, reading = measure(wanted, plan, there)
+    except OSError as error:
+        raise write_error(there, error) from error
+    rows, epochs = wanted.rows.lengths.size, wanted.epochs
+    streamed, stored = epochs * rows / streaming, rows / streaming + epochs * rows / reading
+    better = stored < streamed
+    notify(
+        f"{'Storing' if better else 'Streaming'} the states: {epochs:g} epochs take about {_clock(stored)} with a "
+        f"store of {gigabytes} ({wanted.type}, {reading:,.0f} examples/s), {_clock(streamed)} computed each time "
+        f"({streaming:,.0f} examples/s)."
+    )
+    return better
+
+
+def measure(wanted: Wanted, plan: Plan, there: Path) -> tuple[float, float]:
+    """Return examples/s computed, and examples/s read from a small real store on a cold disk."""
+    batches, began = [], 0.0
+    for batch in wanted.source.read(plan(0)):
+        if not batches:
+            began = time.perf_counter()  # the first warms up
+        batches.append(batch)
+        if len(batches) > 1 and time.perf_counter() - began > TRIAL:
+            break
+    seconds = max(time.perf_counter() - began, 1e-9)
+    streaming = sum(len(batch.rows) for batch in batches[1:] or batches) / seconds
+    sample = _Sample(batches)
+    lengths = np.concatenate([batch.mask.sum(dim=1).cpu().numpy() for batch in batches])
+    rows = Rows(lengths=lengths, labels=np.zeros(len(lengths)), ids=[str(i) for i in range(len(lengths))])
+    with tempfile.TemporaryDirectory(dir=there, prefix=".trial-") as folder:
+        store = write(Path(folder) / "store", sample, rows, {}, width=wanted.width, type=wanted.type)
+        drop_cache(store.path)
+        began = time.perf_counter()
+        for _ in Stored(store, Plan(lengths, plan.batch_size)).epoch(0):
+            pass
+        reading = len(lengths) / max(time.perf_counter() - began, 1e-9)
+        store.close()
+    return streaming, reading
+
+
+class _Sample:
+    """A few batches, numbered anew."""
+
+    def __init__(self, batches: list[Batch]):
+        edges = np.cumsum([0, *(len(batch.rows) for batch in batches)])
+        self.batches = [replace(b, rows=np.arange(a, a + len(b.rows))) for b, a in zip(batches, edges, strict=False)]
+        self.rows = int(edges[-1])
+        hidden = batches[0].inputs
+        assert isinstance(hidden, Tensor)
+        self.view = View(layers=tuple(range(hidden.shape[1])))
+
+    def read(self, batches: Iterable[np.ndarray]) -> Iterator[Batch]:
+        """Yield what is there; the order asked for does not matter to a trial."""
+        yield from self.batches
+
+
+def drop_cache(path: Path) -> None:
+    """Make the operating system forget what it has read of a store."""
+    for file in path.iterdir():
+        with open(file, "rb") as handle:
+            os.fsync(handle.fileno())
+            if hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(handle.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _clock(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+def _free_memory() -> int:
+    """Bytes a process may still take."""
+    import psutil
+
+    return int(psutil.virtual_memory().available)

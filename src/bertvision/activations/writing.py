@@ -1,0 +1,230 @@
+"""Write a store beside the computation that feeds it, so that a kill costs one shard and a full disk nothing."""
+
+import hashlib
+import os
+import zlib
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bertvision.activations.formats import FORMATS
+from bertvision.activations.kept import Source
+from bertvision.activations.plan import Plan
+from bertvision.activations.store import (
+    MANIFEST,
+    NAME,
+    ROWS,
+    SHARD,
+    UNFINISHED,
+    VERSION,
+    Layout,
+    Rows,
+    Store,
+    canonical,
+    differences,
+    is_store,
+    seal,
+    shard_name,
+)
+from bertvision.errors import BertVisionError, lookup
+from bertvision.files import locked, read_json, replacing, require_space, settle, temporary_name, write_error
+from bertvision.progress import bar
+from bertvision.runtime import background
+from bertvision.types import Batch
+
+WAITING = 2  # batches between the backbone and the disk: enough to overlap, few enough to bound memory
+
+
+def write(
+    path: Path,
+    source: Source,
+    rows: Rows,
+    identity: Mapping[str, Any],
+    *,
+    width: int,
+    type: str = "int8",
+    batch_size: int = 64,
+    budget: int = 8192,
+    shard: int = SHARD,
+    label: str = "write states",
+) -> Store:
+    """Write the states of every row, or what is still missing of them; return the finished store."""
+    path = Path(path)
+    lookup(FORMATS, type, "type of stored states")
+    layout = Layout(type=type, view=source.view, width=width, lengths=rows.lengths, shard=shard)
+    with locked(path, wait=False):
+        if is_store(path):
+            store = Store(path)
+            _require_same(path, "another store", store.manifest, identity, layout)
+            (path / UNFINISHED).unlink(missing_ok=True)  # killed between the last two steps
+            return store
+        header = _begin(path, layout, rows, identity)
+        missing = [number for number in range(len(layout.bounds)) if not _is_written(path, layout, number)]
+        require_space(path, sum(map(layout.shard_bytes, missing)), f"The store of {len(rows.ids):,} rows as {type}")
+        done = len(rows.ids) - sum(last - first for first, last in (layout.bounds[number] for number in missing))
+        with bar(label, total=len(rows.ids), done=done) as advance:
+            _write_shards(path, layout, missing, source, batch_size, budget, advance)
+        shards = [entry | {"sha256": _check(path, layout, number)} for number, entry in enumerate(header["shards"])]
+        with replacing(path / MANIFEST) as file:
+            file.write(seal(header | {"shards": shards}))
+        (path / UNFINISHED).unlink()
+        return Store(path)
+
+
+def _begin(path: Path, layout: Layout, rows: Rows, identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Say on disk what is about to be written, or see that it is what was begun."""
+    data = rows.to_bytes()
+    header = {
+        "format": NAME,
+        "version": VERSION,
+        "identity": dict(identity),
+        "layout": layout.describe(),
+        "rows": {
+            "file": ROWS,
+            "count": len(rows.ids),
+            "tokens": int(rows.lengths.sum()),
+            "sha256": hashlib.sha256(data).hexdigest(),
+        },
+        "shards": [
+            {"file": shard_name(number), "first": first, "rows": last - first, "bytes": layout.shard_bytes(number)}
+            for number, (first, last) in enumerate(layout.bounds)
+        ],
+    }
+    if (path / UNFINISHED).is_file():
+        begun = read_json(path / UNFINISHED, "beginning of a store")
+        _require_same(path, "the beginning of another store", begun, identity, layout)
+        if begun["rows"] != header["rows"]:
+            raise BertVisionError(f"{path} holds the beginning of a store of other rows. Choose another place.")
+        for leftover in path.glob(".*.tmp"):
+            leftover.unlink()
+        return header
+    try:
+        strangers = [file.name for file in path.iterdir() if file.name != ROWS and not file.name.endswith(".tmp")]
+    except FileNotFoundError:
+        strangers = []
+    except OSError as error:
+        raise write_error(path, error) from error
+    if strangers:
+        raise BertVisionError(f"{path} is no store, and it is not empty ({strangers[0]}). Choose another place.")
+    require_space(path, len(data), "The list of rows")
+    with replacing(path / ROWS) as file:
+        file.write(data)
+    with replacing(path / UNFINISHED) as file:
+        file.write(canonical(header))
+    return header
+
+
+def _require_same(path: Path, what: str, found: Any, identity: Mapping[str, Any], layout: Layout) -> None:
+    wrong = differences({**identity, **layout.describe()}, {**found["identity"], **found["layout"]})
+    if wrong:
+        raise BertVisionError(
+            f"{path} holds {what}: {wrong}. Remove it (`bertvision store remove`), or choose another place."
+        )
+
+
+def _is_written(path: Path, layout: Layout, number: int) -> bool:
+    """Whether a shard is whole: it gets its name when it is, and a name alone is not believed."""
+    try:
+        return (path / shard_name(number)).stat().st_size == layout.shard_bytes(number)
+    except OSError:
+        return False
+
+
+def _check(path: Path, layout: Layout, number: int) -> str:
+    """Return the checksum of a shard: the hash of the CRCs at its end."""
+    first, last = layout.bounds[number]
+    with open(path / shard_name(number), "rb") as file:
+        file.seek(-4 * (last - first), os.SEEK_END)
+        return hashlib.sha256(file.read()).hexdigest()
+
+
+def _write_shards(
+    path: Path,
+    layout: Layout,
+    missing: list[int],
+    source: Source,
+    batch_size: int,
+    budget: int,
+    advance: Callable[[int], None],
+) -> None:
+    """Compute here, encode and write in the background."""
+    waiting: deque[Future[None]] = deque()
+    begun: list[_Shard] = []
+    try:
+        with background(1) as pool:
+            for number in missing:
+                begun = [shard for shard in begun if not shard.closed]
+                begun.append(shard := _Shard(path, layout, number))
+                # Batches never cross a shard, so a shard is computed the same way whenever it is.
+                first, last = layout.bounds[number]
+                plan = Plan(layout.lengths[first:last], batch_size, budget=budget)
+                for batch in source.read([rows + first for rows in plan(0)]):
+                    waiting.append(pool.submit(shard.put, batch))
+                    while len(waiting) > WAITING:
+                        waiting.popleft().result()
+                    advance(len(batch.rows))
+                waiting.append(pool.submit(shard.finish))
+            while waiting:
+                waiting.popleft().result()
+    except OSError as error:
+        raise write_error(path, error) from error
+    finally:  # the pool has come to rest
+        for shard in begun:
+            shard.discard()
+
+
+class _Shard:
+    """A shard that is being written, under a temporary name until it is whole."""
+
+    def __init__(self, path: Path, layout: Layout, number: int):
+        self.layout = layout
+        self.first, last = layout.bounds[number]
+        self.target = path / shard_name(number)
+        self.temporary = temporary_name(self.target)
+        self.crcs = np.zeros(last - self.first, dtype="<u4")
+        self.end = layout.shard_bytes(number) - self.crcs.nbytes
+        self.file = os.open(self.temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        self.closed = False
+
+    def put(self, batch: Batch) -> None:
+        """Encode a batch and write its rows where they belong."""
+        hidden = batch.inputs
+        assert isinstance(hidden, Tensor)
+        parts = [part.cpu() for part in self.layout.format.encode(hidden.float())]
+        for i, row in enumerate(batch.rows.tolist()):
+            tokens, data, at = int(self.layout.lengths[row]), np.zeros(self.layout.sizes[row], dtype=np.uint8), 0
+            for part in parts:
+                piece = part[i, :, :tokens].reshape(-1).contiguous().view(torch.uint8).numpy()
+                data[at : at + len(piece)] = piece
+                at += len(piece)
+            self.crcs[row - self.first] = zlib.crc32(data.data)
+            self._write(data, int(self.layout.starts[row]))
+
+    def finish(self) -> None:
+        """Append the CRCs; sync, and give the file its name."""
+        self._write(self.crcs.view(np.uint8), self.end)
+        os.fsync(self.file)
+        self._close()
+        settle(self.temporary, self.target)
+
+    def discard(self) -> None:
+        """Leave nothing behind, if it was not finished."""
+        if not self.closed:
+            self._close()
+            self.temporary.unlink(missing_ok=True)
+
+    def _close(self) -> None:
+        self.closed = True
+        os.close(self.file)
+
+    def _write(self, data: np.ndarray, at: int) -> None:
+        view = data.data
+        while view:  # a disk that runs full may take a part
+            written = os.pwrite(self.file, view, at)
+            view, at = view[written:], at + written

@@ -1,0 +1,87 @@
+import numpy as np
+import pytest
+from test_streamed import stream
+from test_tokens import PAD
+
+from bertvision.activations import Kept, Rows, Store, Stored, Streamed, Tokens, Wanted, choose
+from bertvision.errors import BertVisionError
+
+IDENTITY = {"backbone": "a", "split": "train"}
+
+
+def want(tiny, path, **more):
+    _, _, streamed = stream(tiny)
+    features = streamed.tokens.features
+    rows = Rows(lengths=features.lengths, labels=features.labels, ids=features.ids)
+    settings = {"width": 32, "identity": IDENTITY, "type": "int8", "epochs": 5.0} | more
+    return Wanted(source=streamed, rows=rows, place=path / "train", **settings), Tokens(features, 2, PAD, seed=0)
+
+
+def test_modes(tiny, tmp_path, monkeypatch):
+    wanted, tokens = want(tiny, tmp_path)
+    said = []
+    assert isinstance(choose("auto", wanted, tokens, said.append), Kept)
+    assert isinstance(choose("stream", wanted, tokens, said.append), Streamed)
+    monkeypatch.setattr("bertvision.activations.choosing.MEMORY", 10)
+    assert isinstance(choose("store", wanted, tokens, said.append), Stored)
+    assert isinstance(choose("auto", wanted, tokens, said.append), Stored)  # it is there now
+    assert not said
+    with pytest.raises(BertVisionError, match="Did you mean 'stream'"):
+        choose("steam", wanted, tokens, said.append)
+
+
+def test_auto_measures_and_says_why(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr("bertvision.activations.choosing.MEMORY", 10)
+    monkeypatch.setattr("bertvision.activations.choosing.TRIAL", 0.0)
+    for rates, kind, word in (((10.0, 100.0), Stored, "Storing"), ((100.0, 10.0), Streamed, "Streaming")):
+        wanted, tokens = want(tiny, tmp_path / word)
+        (tmp_path / word).mkdir()
+        said = []
+        monkeypatch.setattr("bertvision.activations.choosing.measure", lambda *given, rates=rates: rates)
+        assert isinstance(choose("auto", wanted, tokens, said.append), kind)
+        assert len(said) == 1 and said[0].startswith(word) and "examples/s" in said[0]
+
+
+def test_the_trial_is_real_and_leaves_nothing(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr("bertvision.activations.choosing.MEMORY", 10)
+    wanted, tokens = want(tiny, tmp_path)
+    said = []
+    choose("auto", wanted, tokens, said.append)
+    assert "examples/s" in said[0]
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".trial")] == []
+
+
+def test_a_full_disk_means_streaming(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr("bertvision.activations.choosing.MEMORY", 10)
+    wanted, tokens = want(tiny, tmp_path)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 5}))
+    said = []
+    assert isinstance(choose("auto", wanted, tokens, said.append), Streamed)
+    assert "the disk has less free" in said[0]
+
+
+def test_memory_that_is_not_there(tiny, tmp_path):
+    wanted, tokens = want(tiny, tmp_path, width=10**12)
+    with pytest.raises(BertVisionError, match="of memory are free"):
+        choose("memory", wanted, tokens, print)
+
+
+def test_a_store_of_other_states_is_refused(tiny, tmp_path):
+    wanted, tokens = want(tiny, tmp_path)
+    choose("store", wanted, tokens, print)
+    other, tokens = want(tiny, tmp_path, identity=IDENTITY | {"backbone": "b"})
+    with pytest.raises(BertVisionError, match="backbone is a instead of b"):
+        choose("store", other, tokens, print)
+
+
+def test_few_stored_states_are_read_into_memory(tiny, tmp_path):
+    wanted, tokens = want(tiny, tmp_path, type="float32")
+    kept, streamed = choose("store", wanted, tokens, print), choose("stream", wanted, tokens, print)
+    assert isinstance(kept, Kept) and isinstance(Store(wanted.place).rows, int)
+    for one, other in zip(kept.epoch(0), streamed.epoch(0), strict=True):
+        assert one.rows.tolist() == other.rows.tolist()
+        np.testing.assert_allclose(
+            (one.inputs * one.mask[:, None, :, None]).numpy(),
+            (other.inputs * other.mask[:, None, :, None]).numpy(),
+            atol=1e-5,
+        )
