@@ -13,7 +13,8 @@ class Plan:
     ):
         """Shuffle if a `seed` is given; else go from long to short, at most `budget` tokens (with padding) a batch.
 
-        With `block`, that many neighbouring rows stay together through the shuffle, for disks that are slow to seek.
+        With `block`, that many neighbouring rows (rounded up to whole batches) stay together through the shuffle, for
+        disks that are slow to seek.
         """
         self.lengths = lengths
         self.batch_size = batch_size
@@ -32,10 +33,8 @@ class Plan:
 
     def _shuffled(self, number: int) -> list[np.ndarray]:
         random = np.random.default_rng([self.seed or 0, number])
-        order = self._order(random)
         size, batches = self.batch_size, []
-        for first in range(0, len(order), size * POOL):
-            pool = order[first : first + size * POOL]
+        for pool in self._pools(random):
             if self.block:
                 pool = random.permutation(pool)
             pool = pool[np.argsort(self.lengths[pool], kind="stable")]
@@ -43,12 +42,18 @@ class Plan:
             batches += [near[i] for i in random.permutation(len(near))] if self.block else near
         return batches if self.block else [batches[i] for i in random.permutation(len(batches))]
 
-    def _order(self, random: np.random.Generator) -> np.ndarray:
-        rows = len(self.lengths)
+    def _pools(self, random: np.random.Generator) -> list[np.ndarray]:
+        """Cut the rows into what is sorted together; with blocks, into whole ones."""
+        rows, most = len(self.lengths), self.batch_size * POOL
         if not self.block:
-            return random.permutation(rows)
-        starts = random.permutation(range(0, rows, self.block))
-        return np.concatenate([np.arange(start, min(start + self.block, rows)) for start in starts])
+            order = random.permutation(rows)
+            return [order[first : first + most] for first in range(0, rows, most)]
+        block = -(-self.block // self.batch_size) * self.batch_size  # so that only one batch of an epoch is short
+        starts, blocks = random.permutation(np.arange(0, rows, block)), max(1, most // block)
+        return [
+            np.concatenate([np.arange(start, min(start + block, rows)) for start in starts[i : i + blocks]])
+            for i in range(0, len(starts), blocks)
+        ]
 
     def _by_length(self, budget: int) -> list[np.ndarray]:
         order = np.argsort(-self.lengths, kind="stable")

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from bertvision.activations.formats import FORMATS, Format
 from bertvision.errors import BertVisionError, lookup
-from bertvision.files import locked
+from bertvision.files import locked, write_error
 from bertvision.types import View
 
 NAME, VERSION = "bertvision-store", 1
@@ -76,7 +76,8 @@ class Layout:
     def __post_init__(self) -> None:
         sizes = -(-self.lengths * self.view.channels * self.format.state_bytes(self.width) // ALIGN) * ALIGN
         ends = np.cumsum(sizes)
-        target = max(self.shard, -(-int(ends[-1]) // MOST_SHARDS))
+        # Any two neighbours together are larger than this, or they would be one: half of it would make twice as many.
+        target = max(self.shard, -(-2 * int(ends[-1]) // MOST_SHARDS))
         bounds, first = [], 0
         while first < len(sizes):
             before = int(ends[first - 1]) if first else 0
@@ -146,7 +147,23 @@ def _short(value: Any) -> str:
 
 def is_store(path: Path) -> bool:
     """Whether a finished store is there."""
-    return (Path(path) / MANIFEST).is_file()
+    return _is_own(path, MANIFEST)
+
+
+def is_begun(path: Path) -> bool:
+    """Whether an unfinished store is there."""
+    return _is_own(path, UNFINISHED)
+
+
+def _is_own(path: Path, name: str) -> bool:
+    """Whether a file is a store's, damaged or not: others call theirs manifest.json too."""
+    file = Path(path) / name
+    return file.is_file() and (file.with_name(ROWS).is_file() or NAME.encode() in file.read_bytes())
+
+
+def leftovers(path: Path) -> list[Path]:
+    """Return the temporary files of a writer that was killed."""
+    return [file for name in (MANIFEST, UNFINISHED, ROWS, "*.states") for file in path.glob(f".{name}.*.tmp")]
 
 
 class Store:
@@ -183,14 +200,13 @@ class Store:
 
     def _read_manifest(self) -> dict[str, Any]:
         try:
+            if not is_store(self.path):
+                raise BertVisionError(
+                    f"The store at {self.path} is unfinished; the command that began it goes on where it stopped."
+                    if is_begun(self.path)
+                    else f"No activation store at {self.path}. `bertvision extract` makes one."
+                )
             data = (self.path / MANIFEST).read_bytes()
-        except (FileNotFoundError, NotADirectoryError):
-            begun = (self.path / UNFINISHED).is_file()
-            raise BertVisionError(
-                f"The store at {self.path} is unfinished; the command that began it goes on where it stopped."
-                if begun
-                else f"No activation store at {self.path}. `bertvision extract` makes one."
-            ) from None
         except OSError as error:
             raise BertVisionError(f"Cannot read {self.path / MANIFEST}: {error.strerror}.") from error
         try:
@@ -277,14 +293,12 @@ class Store:
         """Let the disk begin to fetch these rows."""
         if not hasattr(os, "posix_fadvise"):  # macOS
             return
-        for first, last in _stretches(np.sort(rows)):
-            number = int(self._shard_of[first])
-            file, _ = self._open(number)
-            start = int(self.layout.starts[first])
-            end = int(self.layout.starts[last - 1] + self.layout.sizes[last - 1])
-            if self._shard_of[last - 1] != number:  # the stretch goes on in the next shard
-                self.advise(np.arange(self.layout.bounds[number][1], last))
-                end = self.layout.shard_bytes(number)
+        rows = np.sort(rows)
+        ends = np.flatnonzero((np.diff(rows) != 1) | (np.diff(self._shard_of[rows]) != 0)) + 1
+        for run in np.split(rows, ends):  # neighbours in one shard
+            file, _ = self._open(int(self._shard_of[run[0]]))
+            start = int(self.layout.starts[run[0]])
+            end = int(self.layout.starts[run[-1]] + self.layout.sizes[run[-1]])
             os.posix_fadvise(file, start, end - start, os.POSIX_FADV_WILLNEED)
 
     def bytes_of(self, rows: np.ndarray) -> tuple[Tensor, np.ndarray]:
@@ -347,32 +361,28 @@ class Store:
             yield last - first, wrong
 
 
-def _stretches(rows: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Cut rising rows into runs of neighbours: first and one after the last."""
-    cuts = np.flatnonzero(np.diff(rows) != 1) + 1
-    for run in np.split(rows, cuts):
-        yield int(run[0]), int(run[-1]) + 1
-
-
 def find_stores(root: Path) -> tuple[list[Path], list[Path]]:
     """Return the stores under a directory: finished, unfinished."""
-    finished = sorted(path.parent for path in Path(root).rglob(MANIFEST))
-    unfinished = sorted(path.parent for path in Path(root).rglob(UNFINISHED))
+    finished = sorted(path.parent for path in Path(root).rglob(MANIFEST) if is_store(path.parent))
+    unfinished = sorted(path.parent for path in Path(root).rglob(UNFINISHED) if is_begun(path.parent))
     return finished, [path for path in unfinished if path not in finished]
 
 
 def remove_store(path: Path) -> int:
     """Delete a store's own files, and its directory if nothing else is in it; return the bytes freed."""
-    path = Path(path)
-    if not (path / MANIFEST).is_file() and not (path / UNFINISHED).is_file():
+    path = Path(path).absolute()
+    if not is_store(path) and not is_begun(path):
         raise BertVisionError(f"No activation store at {path}, so nothing is removed.")
-    own = [path / MANIFEST, path / UNFINISHED, path / ROWS, *path.glob("[0-9]*.states"), *path.glob(".*.tmp")]
     with locked(path, wait=False):
-        own = [file for file in own if file.is_file()]
-        freed = sum(file.stat().st_size for file in own)
-        for file in own:  # the manifest first: half a store must not look whole
-            file.unlink()
-        if not any(path.iterdir()):
-            path.rmdir()
+        own = [path / MANIFEST, path / UNFINISHED, path / ROWS, *path.glob("[0-9]*.states"), *leftovers(path)]
+        try:
+            own = [file for file in own if file.is_file()]
+            freed = sum(file.stat().st_size for file in own)
+            for file in own:  # the manifest first: half a store must not look whole
+                file.unlink()
+            if not any(path.iterdir()):
+                path.rmdir()
+        except OSError as error:
+            raise write_error(path, error) from error
     path.with_name(f".{path.name}.lock").unlink(missing_ok=True)
     return freed

@@ -29,6 +29,7 @@ from bertvision.activations.store import (
     canonical,
     differences,
     is_store,
+    leftovers,
     seal,
     shard_name,
 )
@@ -57,30 +58,36 @@ def write(
     """Write the states of every row, or what is still missing of them; return the finished store."""
     path = Path(path)
     lookup(FORMATS, type, "type of stored states")
+    if not rows.ids:
+        raise BertVisionError(f"There are no rows to store at {path}.")
     layout = Layout(type=type, view=source.view, width=width, lengths=rows.lengths, shard=shard)
-    with locked(path, wait=False):
-        if is_store(path):
-            store = Store(path)
-            _require_same(path, "another store", store.manifest, identity, layout)
-            (path / UNFINISHED).unlink(missing_ok=True)  # killed between the last two steps
-            return store
-        header = _begin(path, layout, rows, identity)
-        missing = [number for number in range(len(layout.bounds)) if not _is_written(path, layout, number)]
-        require_space(path, sum(map(layout.shard_bytes, missing)), f"The store of {len(rows.ids):,} rows as {type}")
-        done = len(rows.ids) - sum(last - first for first, last in (layout.bounds[number] for number in missing))
-        with bar(label, total=len(rows.ids), done=done) as advance:
-            _write_shards(path, layout, missing, source, batch_size, budget, advance)
-        shards = [entry | {"sha256": _check(path, layout, number)} for number, entry in enumerate(header["shards"])]
-        with replacing(path / MANIFEST) as file:
-            file.write(seal(header | {"shards": shards}))
-        (path / UNFINISHED).unlink()
+    known = rows.to_bytes()
+    header = _header(layout, rows, known, identity)
+    with locked(path.absolute(), wait=False):
+        try:
+            if is_store(path):
+                store = Store(path)
+                _require_same(path, "another store", store.manifest, header)
+                (path / UNFINISHED).unlink(missing_ok=True)  # killed between the last two steps
+                return store
+            _begin(path, header, known)
+            missing = [number for number in range(len(layout.bounds)) if not _is_written(path, layout, number)]
+            require_space(path, sum(map(layout.shard_bytes, missing)), f"The store of {len(rows.ids):,} rows as {type}")
+            done = len(rows.ids) - sum(last - first for first, last in (layout.bounds[number] for number in missing))
+            with bar(label, total=len(rows.ids), done=done) as advance:
+                _write_shards(path, layout, missing, source, batch_size, budget, advance)
+            shards = [entry | {"sha256": _check(path, layout, number)} for number, entry in enumerate(header["shards"])]
+            with replacing(path / MANIFEST) as file:
+                file.write(seal(header | {"shards": shards}))
+            (path / UNFINISHED).unlink()
+        except OSError as error:
+            raise write_error(path, error) from error
         return Store(path)
 
 
-def _begin(path: Path, layout: Layout, rows: Rows, identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Say on disk what is about to be written, or see that it is what was begun."""
-    data = rows.to_bytes()
-    header = {
+def _header(layout: Layout, rows: Rows, known: bytes, identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a manifest without what depends on the states."""
+    return {
         "format": NAME,
         "version": VERSION,
         "identity": dict(identity),
@@ -89,39 +96,41 @@ def _begin(path: Path, layout: Layout, rows: Rows, identity: Mapping[str, Any]) 
             "file": ROWS,
             "count": len(rows.ids),
             "tokens": int(rows.lengths.sum()),
-            "sha256": hashlib.sha256(data).hexdigest(),
+            "sha256": hashlib.sha256(known).hexdigest(),
         },
         "shards": [
             {"file": shard_name(number), "first": first, "rows": last - first, "bytes": layout.shard_bytes(number)}
             for number, (first, last) in enumerate(layout.bounds)
         ],
     }
-    if (path / UNFINISHED).is_file():
-        begun = read_json(path / UNFINISHED, "beginning of a store")
-        _require_same(path, "the beginning of another store", begun, identity, layout)
-        if begun["rows"] != header["rows"]:
-            raise BertVisionError(f"{path} holds the beginning of a store of other rows. Choose another place.")
-        for leftover in path.glob(".*.tmp"):
-            leftover.unlink()
-        return header
-    try:
-        strangers = [file.name for file in path.iterdir() if file.name != ROWS and not file.name.endswith(".tmp")]
-    except FileNotFoundError:
-        strangers = []
-    except OSError as error:
-        raise write_error(path, error) from error
-    if strangers:
-        raise BertVisionError(f"{path} is no store, and it is not empty ({strangers[0]}). Choose another place.")
-    require_space(path, len(data), "The list of rows")
+
+
+def _begin(path: Path, header: dict[str, Any], known: bytes) -> None:
+    """Say on disk what is about to be written, or see that it is what was begun."""
+    begun, old = (path / UNFINISHED).is_file(), leftovers(path)
+    if begun:
+        found = read_json(path / UNFINISHED, "beginning of a store")
+        _require_same(path, "the beginning of another store", found, header)
+    elif path.exists():
+        strangers = [file.name for file in path.iterdir() if file.name != ROWS and file not in old]
+        if strangers:
+            raise BertVisionError(f"{path} is no store, and it is not empty ({strangers[0]}). Choose another place.")
+    for leftover in old:
+        leftover.unlink()
+    require_space(path, len(known), "The list of rows")
     with replacing(path / ROWS) as file:
-        file.write(data)
-    with replacing(path / UNFINISHED) as file:
-        file.write(canonical(header))
-    return header
+        file.write(known)
+    if not begun:
+        with replacing(path / UNFINISHED) as file:
+            file.write(canonical(header))
 
 
-def _require_same(path: Path, what: str, found: Any, identity: Mapping[str, Any], layout: Layout) -> None:
-    wrong = differences({**identity, **layout.describe()}, {**found["identity"], **found["layout"]})
+def _require_same(path: Path, what: str, found: Any, header: Mapping[str, Any]) -> None:
+    try:
+        asked, there = ({"version": m["version"], **m["identity"], **m["layout"]} for m in (header, found))
+        wrong = differences(asked, there) or ("" if found["rows"] == header["rows"] else "it has other rows")
+    except (KeyError, TypeError):
+        wrong = f"{UNFINISHED} is damaged"
     if wrong:
         raise BertVisionError(
             f"{path} holds {what}: {wrong}. Remove it (`bertvision store remove`), or choose another place."
@@ -172,8 +181,6 @@ def _write_shards(
                 waiting.append(pool.submit(shard.finish))
             while waiting:
                 waiting.popleft().result()
-    except OSError as error:
-        raise write_error(path, error) from error
     finally:  # the pool has come to rest
         for shard in begun:
             shard.discard()
@@ -188,6 +195,7 @@ class _Shard:
         self.target = path / shard_name(number)
         self.temporary = temporary_name(self.target)
         self.crcs = np.zeros(last - self.first, dtype="<u4")
+        self.missing = np.ones(last - self.first, dtype=bool)
         self.end = layout.shard_bytes(number) - self.crcs.nbytes
         self.file = os.open(self.temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
         self.closed = False
@@ -205,13 +213,16 @@ class _Shard:
                 at += len(piece)
             self.crcs[row - self.first] = zlib.crc32(data.data)
             self._write(data, int(self.layout.starts[row]))
+            self.missing[row - self.first] = False
 
     def finish(self) -> None:
         """Append the CRCs; sync, and give the file its name."""
+        if self.missing.any():  # mostly since an earlier `put` failed: its error is seen first
+            raise BertVisionError(f"{self.target} cannot be finished: {self.missing.sum()} of its rows were not given.")
         self._write(self.crcs.view(np.uint8), self.end)
         os.fsync(self.file)
-        self._close()
         settle(self.temporary, self.target)
+        self._close()
 
     def discard(self) -> None:
         """Leave nothing behind, if it was not finished."""

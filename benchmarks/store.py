@@ -1,0 +1,449 @@
+"""The activation store, measured: size, agreement, speed of reading, speed and memory of writing.
+
+    pip install h5py
+    python benchmarks/store.py --data-dir DIR [--backbone DIR] [--sst2-dir DIR] [--only size,read,...]
+
+Every ratio is measured within one run, since machines are noisy. DIR holds train, validation and dev in the SQuAD 2.0
+format. Each section's figures are printed and kept in --out as soon as it ends, so a run may be cut into several.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from bertvision.activations import FORMATS, Layout, Plan, Rows, Store, Stored, Tokens, convert, write
+from bertvision.activations.choosing import drop_cache
+from bertvision.config import make
+from bertvision.heads import build_head
+from bertvision.pipeline import Prepared, finetune, open_point, prepare
+from bertvision.pipeline.finetuning import Point
+from bertvision.pipeline.scoring import grade
+from bertvision.training import fit
+from bertvision.types import Batch, Batches, Features, View
+
+HEAD = "adapter-skip"
+SENTENCE_HEAD = "adapter:gather=max"
+
+
+class Bench:
+    """What the sections share: data, backbone, a scratch directory."""
+
+    def __init__(self, given: argparse.Namespace, scratch: Path):
+        self.given, self.scratch = given, scratch
+        settings = {"data_dir": given.data_dir, "limit": given.rows, "limit_dev": given.dev_rows}
+        experiment = make(task="squad2", backbone=given.backbone, fractions=[0.0], **settings)
+        self.prepared = prepare(experiment)
+        self.point = open_point(self.prepared, finetune(self.prepared, scratch / "runs"), 0.0)
+        self.view = View(layers=tuple(range(self.point.backbone.layers)))
+        self.width = self.point.backbone.width
+
+    def extracted(self, name: str, type: str, prepared: Prepared | None = None, point: Point | None = None) -> Store:
+        """Write or open the states of a split; smaller types are converted from float32, without the backbone."""
+        prepared, point = prepared or self.prepared, point or self.point
+        features = getattr(prepared, name).features
+        path = self.scratch / f"{prepared.task.name}-{name}"
+        rows = Rows(lengths=features.lengths, labels=features.labels, ids=features.ids)
+        stream = point.stream(prepared, prepared.ordered(getattr(prepared, name)), self.view)
+        exact = write(path / "float32", stream, rows, {"split": name}, width=self.width, type="float32")
+        return exact if type == "float32" else convert(exact, path / type, type=type)
+
+
+def size(bench: Bench) -> dict[str, Any]:
+    """Bytes against padded float32 at the task's maximum length."""
+    lengths = np.concatenate(
+        [getattr(bench.prepared, name).features.lengths for name in ("train", "validation", "dev")]
+    )
+
+    padded = len(lengths) * bench.prepared.max_tokens * bench.view.channels * bench.width * 4
+    found = {
+        type: padded / Layout(type=type, view=bench.view, width=bench.width, lengths=lengths).bytes for type in FORMATS
+    }
+    return {"mean_length": float(lengths.mean()), "max_tokens": bench.prepared.max_tokens, "times_smaller": found}
+
+
+def agreement(bench: Bench) -> dict[str, Any]:
+    """The same trained head on exact and on stored states: how often is the answer the same?"""
+    prepared, task, split = bench.prepared, bench.prepared.task, bench.prepared.dev
+    head, score = _trained(prepared, bench, "float32", 0, HEAD)
+    chosen_on = prepared.validation
+    stored = Stored(bench.extracted("validation", "float32"), prepared.ordered(chosen_on).plan)
+    predictions = prepared.predict({"head": head}, stored, chosen_on, "validation")["head"]
+    settings = task.tune(predictions, chosen_on.features, chosen_on.examples)
+    found: dict[str, Any] = {"validation_f1": score}
+    exact: dict[str, Any] = {}
+    for type in FORMATS:
+        stored = Stored(bench.extracted("dev", type), prepared.ordered(split).plan)
+        predictions = prepared.predict({"head": head}, stored, split, type)["head"]
+        answers = task.answers(predictions, split.features, settings)
+        texts = {key: answer.text for key, answer in answers.items()}
+        exact = exact or texts
+        same = float(np.mean([exact[key] == text for key, text in texts.items()]))
+        found[type] = {"equal_answers": same, "f1": task.score(answers, split.examples)["f1"]}
+    return found
+
+
+def _trained(
+    prepared: Prepared, bench: Bench, type: str, seed: int, spec: str, point: Point | None = None
+) -> tuple[nn.Module, float]:
+    """Train a head on stored states; return it with its best validation score."""
+    point = point or bench.point
+    plan = Plan(prepared.train.features.lengths, prepared.heads.batch_size, seed=seed)
+    train = Stored(bench.extracted("train", type, prepared, point), plan)
+    validation = Stored(
+        bench.extracted("validation", type, prepared, point), prepared.ordered(prepared.validation).plan
+    )
+    torch.manual_seed(seed)
+    head = build_head(spec, prepared.shape(point.backbone))
+
+    def validate(models: dict[str, nn.Module]) -> dict[str, tuple[float, float]]:
+        split = prepared.validation
+        found = prepared.predict(models, validation, split, "validate")
+        return {name: grade(prepared, split, predictions) for name, predictions in found.items()}
+
+    optim = replace(prepared.heads, epochs=3.0)
+    student = fit({"head": head}, train, prepared.task.loss, {"head": optim}, seed=seed, validate=validate)["head"]
+    return student.model, student.grades[student.best_epoch - 1][0]
+
+
+def retrained(bench: Bench) -> dict[str, Any]:
+    """A head trained on int8 states against one trained on float32 states, three head seeds, scored on dev."""
+    found: dict[str, Any] = {}
+    jobs: list[tuple[str, Prepared, Point, str]] = [("squad2", bench.prepared, bench.point, HEAD)]
+    if bench.given.sst2_dir:
+        experiment = make(
+            task="sst2", data_dir=bench.given.sst2_dir, limit=bench.given.rows, fractions=[0.3], read_at=[0.3]
+        )
+        prepared = prepare(experiment)
+        point = open_point(prepared, finetune(prepared, bench.scratch / "runs"), 0.3)
+        jobs.append(("sst2", prepared, point, SENTENCE_HEAD))
+    for name, prepared, point, spec in jobs:
+        scores: dict[str, list[float]] = {"float32": [], "int8": []}
+        for seed in range(3):
+            for type, into in scores.items():
+                head, _ = _trained(prepared, bench, type, seed, spec, point)
+                into.append(_score(prepared, bench, head, type, point))
+        means = {type: statistics.mean(each) for type, each in scores.items()}
+        found[name] = {"scores": scores, "difference": means["int8"] - means["float32"]}
+    return found
+
+
+def _score(prepared: Prepared, bench: Bench, head: nn.Module, type: str, point: Point) -> float:
+    """Tune on validation, score dev."""
+    task, found = prepared.task, {}
+    for name in ("validation", "dev"):
+        split = getattr(prepared, name)
+        stored = Stored(bench.extracted(name, type, prepared, point), prepared.ordered(split).plan)
+        found[name] = prepared.predict({"head": head}, stored, split, name)["head"]
+    settings = task.tune(found["validation"], prepared.validation.features, prepared.validation.examples)
+    answers = task.answers(found["dev"], prepared.dev.features, settings)
+    return task.score(answers, prepared.dev.examples)[task.primary]
+
+
+def epoch(bench: Bench) -> dict[str, Any]:
+    """A head epoch from the int8 store against the same epoch over decoded batches in memory."""
+    prepared = bench.prepared
+    store = bench.extracted("train", "int8")
+    rows = min(bench.given.epoch_rows, store.rows)
+    chosen = np.random.default_rng(0).choice(store.rows, rows, replace=False)
+    plan = _Part(Plan(store.known.lengths[chosen], prepared.heads.batch_size, seed=0), chosen)
+    decoded = _Decoded(list(Stored(store, plan).epoch(0)), rows)  # pyright: ignore[reportArgumentType]
+    results: dict[str, list[float]] = {"memory": [], "warm": [], "cold": [], "warm_wait": [], "cold_wait": []}
+    for _ in range(bench.given.repeats):
+        results["memory"].append(_head_epoch(bench, decoded))
+        for state in ("warm", "cold"):
+            if state == "cold":
+                drop_cache(store.path)
+            stored = Stored(Store(store.path), plan)  # pyright: ignore[reportArgumentType]
+            seconds = _head_epoch(bench, stored)
+            results[state].append(seconds)
+            results[f"{state}_wait"].append(stored.waited / seconds)
+    middle = {name: statistics.median(each) for name, each in results.items()}
+    return middle | {
+        "rows": rows,
+        "warm_ratio": middle["warm"] / middle["memory"],
+        "cold_ratio": middle["cold"] / middle["memory"],
+    }
+
+
+class _Part:
+    """A plan over some of a store's rows."""
+
+    def __init__(self, plan: Plan, rows: np.ndarray):
+        self.plan, self.chosen, self.batch_size = plan, rows, plan.batch_size
+
+    def __len__(self) -> int:
+        return len(self.plan)
+
+    def __call__(self, number: int) -> list[np.ndarray]:
+        return [self.chosen[batch] for batch in self.plan(0)]
+
+
+class _Decoded:
+    """Batches already in memory."""
+
+    def __init__(self, batches: list[Batch], rows: int):
+        self.batches, self.rows = batches, rows
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
+        """Yield them."""
+        yield from self.batches[start:]
+
+
+def _head_epoch(bench: Bench, batches: Batches) -> float:
+    """Seconds of one epoch of training the default span head."""
+    prepared = bench.prepared
+    torch.manual_seed(0)
+    head = build_head(HEAD, prepared.shape(bench.point.backbone))
+    optim = replace(prepared.heads, epochs=1.0)
+    began = time.perf_counter()
+    fit({"head": head}, batches, prepared.task.loss, {"head": optim})
+    return time.perf_counter() - began
+
+
+def read(bench: Bench) -> dict[str, Any]:
+    """Cold reading: shuffled against sequential, and against the layout of the original."""
+    store = bench.extracted("train", "int8")
+    plan = Plan(store.known.lengths, 32, seed=0)
+    blocks = Plan(store.known.lengths, 32, seed=0, block=256)
+    megabytes = store.layout.bytes / 1e6
+    rates: dict[str, list[float]] = {"sequential": [], "shuffled": [], "blocks": [], "decoded": []}
+    for _ in range(bench.given.repeats):
+        drop_cache(store.path)
+        rates["sequential"].append(megabytes / _clock(lambda: _read_files(store.path)))
+        for name, order in (("shuffled", plan), ("blocks", blocks)):
+            drop_cache(store.path)
+            raw = _Raw(Store(store.path), order)
+            rates[name].append(megabytes / _clock(lambda raw=raw: _drain(raw.epoch(0))))
+        drop_cache(store.path)
+        stored = Stored(Store(store.path), plan)
+        rates["decoded"].append(megabytes / _clock(lambda stored=stored: _drain(stored.epoch(0))))
+    middle = {name: statistics.median(each) for name, each in rates.items()}
+    return {f"{name}_mb_s": rate for name, rate in middle.items()} | {
+        "megabytes": megabytes,
+        "shuffled_of_sequential": middle["shuffled"] / middle["sequential"],
+        "blocks_of_sequential": middle["blocks"] / middle["sequential"],
+    }
+
+
+class _Raw(Stored):
+    """Read and check, but do not decode."""
+
+    def load(self, rows: np.ndarray) -> Any:
+        return self.store.bytes_of(rows)
+
+
+def _read_files(path: Path) -> None:
+    buffer = bytearray(1 << 20)
+    for name in sorted(path.glob("*.states")):
+        with open(name, "rb", buffering=0) as file:
+            while file.readinto(buffer):
+                pass
+
+
+def _drain(batches: Iterable[Any]) -> None:
+    for _ in batches:
+        pass
+
+
+def _clock(work: Callable[[], None]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def original(bench: Bench) -> dict[str, Any]:
+    """Examples/s against the original's layout: HDF5, padded float32, one row at a time."""
+    import h5py
+
+    store = bench.extracted("train", "int8")
+    rows = min(bench.given.hdf5_rows, store.rows)
+    order = np.random.default_rng(0).permutation(rows)
+    longest = bench.prepared.max_tokens
+    path = bench.scratch / "padded.h5"
+    if not path.exists():
+        with h5py.File(path.with_suffix(".tmp"), "w") as file:
+            shape = (rows, bench.view.channels, longest, bench.width)
+            data = file.create_dataset("states", shape, dtype="float32", chunks=(1, *shape[1:]))
+            for batch in Stored(store, Plan(store.known.lengths[:rows], 16)).epoch(0):
+                for row, state in zip(batch.rows, batch.inputs, strict=True):
+                    data[row, :, : state.shape[1]] = state.numpy()
+        path.with_suffix(".tmp").rename(path)
+    batches = [order[i : i + 32] for i in range(0, rows, 32)]
+    rates: dict[str, list[float]] = {f"{what}_{state}": [] for what in ("hdf5", "store") for state in ("cold", "warm")}
+
+    def read_hdf5() -> None:
+        with h5py.File(path, "r") as file:
+            for rows_ in batches:
+                torch.stack([torch.from_numpy(file["states"][int(row)]) for row in rows_])
+
+    for _ in range(bench.given.repeats):
+        for state in ("cold", "warm"):
+            if state == "cold":
+                with open(path, "rb") as handle:
+                    os.posix_fadvise(handle.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            rates[f"hdf5_{state}"].append(rows / _clock(read_hdf5))
+        for state in ("cold", "warm"):
+            if state == "cold":
+                drop_cache(store.path)
+            stored = Stored(Store(store.path), Plan(store.known.lengths, 32))
+            rates[f"store_{state}"].append(rows / _clock(lambda stored=stored: _drain(stored.read(batches))))
+    middle = {name: statistics.median(each) for name, each in rates.items()}
+    return middle | {
+        "rows": rows,
+        "cold_ratio": middle["store_cold"] / middle["hdf5_cold"],
+        "warm_ratio": middle["store_warm"] / middle["hdf5_warm"],
+    }
+
+
+def writing(bench: Bench) -> dict[str, Any]:
+    """Extraction against the bare forward pass over the same batches."""
+    prepared, rows = bench.prepared, bench.given.write_rows
+    features = _first(prepared.train.features, rows)
+    tokens = Tokens(features, 64, prepared.pad_ids, budget=8192)
+    stream = bench.point.stream(prepared, tokens, bench.view)
+    known = Rows(lengths=features.lengths, labels=features.labels, ids=features.ids)
+    plans: list[np.ndarray] = []
+
+    class Recorded:
+        """The stream, noting which batches the writer asks for."""
+
+        view, rows = stream.view, stream.rows
+
+        def read(self, batches: Iterable[np.ndarray]) -> Iterator[Batch]:
+            plans.extend(batches := list(batches))
+            yield from stream.read(batches)
+
+    def bare() -> None:
+        with torch.no_grad():
+            for batch in plans:
+                collated = tokens.collate(batch)
+                bench.point.backbone(collated.inputs, collated.mask)
+
+    seconds: dict[str, list[float]] = {"bare": [], "extraction": []}
+    for number in range(bench.given.repeats + 1):
+        plans.clear()
+        path = bench.scratch / f"written-{number}"
+        took = _clock(lambda path=path: write(path, Recorded(), known, {}, width=bench.width) and None)
+        alone = _clock(bare)
+        shutil.rmtree(path)
+        if number:  # the first warms up
+            seconds["extraction"].append(took)
+            seconds["bare"].append(alone)
+    middle = {name: rows / statistics.median(each) for name, each in seconds.items()}
+    return {f"{name}_examples_s": rate for name, rate in middle.items()} | {
+        "ratio": middle["extraction"] / middle["bare"],
+        "peak_mb_above_backbone": {
+            str(count): _peak(bench, count) for count in (rows, 3 * rows) if count <= len(prepared.train.features)
+        },
+    }
+
+
+def _first(features: Features, rows: int) -> Features:
+    """The first rows of a split."""
+    end = int(features.offsets[rows])
+    return Features(
+        ids=features.ids[:rows],
+        tokens={name: flat[:end] for name, flat in features.tokens.items()},
+        offsets=features.offsets[: rows + 1],
+        labels=features.labels[:rows],
+        origins=features.origins[:rows],
+    )
+
+
+def _peak(bench: Bench, rows: int) -> float:
+    """Peak anonymous memory of an extraction in a process of its own, above what it has with the backbone loaded."""
+    given = bench.given
+    command = [sys.executable, __file__, "--data-dir", given.data_dir, "--backbone", given.backbone]
+    command += ["--rows", str(given.rows), "--dev-rows", "8", "--peak", str(rows)]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
+
+
+def peak(bench: Bench, rows: int) -> float:
+    """Extract, watching this process's memory."""
+    features = _first(bench.prepared.train.features, rows)
+    stream = bench.point.stream(bench.prepared, Tokens(features, 64, bench.prepared.pad_ids, budget=8192), bench.view)
+    known = Rows(lengths=features.lengths, labels=features.labels, ids=features.ids)
+    before, highest, stop = _anonymous(), 0.0, threading.Event()
+
+    def watch() -> None:
+        nonlocal highest
+        while not stop.wait(0.02):
+            highest = max(highest, _anonymous())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    write(bench.scratch / "peak", stream, known, {}, width=bench.width)
+    stop.set()
+    watcher.join()
+    return highest - before
+
+
+def _anonymous() -> float:
+    """Megabytes of anonymous memory."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon"):
+            return int(line.split()[1]) / 1024
+    raise SystemExit("This kernel does not say how much anonymous memory a process has.")
+
+
+SECTIONS = {
+    "size": size,
+    "agreement": agreement,
+    "retrained": retrained,
+    "epoch": epoch,
+    "read": read,
+    "original": original,
+    "writing": writing,
+}
+
+
+def main() -> None:
+    """Measure the sections asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data-dir", required=True, help="SQuAD 2.0 files")
+    parser.add_argument("--backbone", default="minilm")
+    parser.add_argument("--sst2-dir", default="", help="directory with SST-2, for `retrained`")
+    parser.add_argument("--rows", type=int, default=3000, help="training questions")
+    parser.add_argument("--dev-rows", type=int, default=0, help="0: all")
+    parser.add_argument("--epoch-rows", type=int, default=1000)
+    parser.add_argument("--hdf5-rows", type=int, default=700)
+    parser.add_argument("--write-rows", type=int, default=300)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--only", default=",".join(SECTIONS))
+    parser.add_argument("--scratch", type=Path, help="kept for the next run; else a temporary directory")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/store.json"))
+    parser.add_argument("--peak", type=int, default=0, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(given, given.scratch if given.scratch and not given.peak else Path(folder))
+        if given.peak:
+            print(peak(bench, given.peak))
+            return
+        for name in given.only.split(","):
+            found = SECTIONS[name](bench)
+            print(name, json.dumps(found, indent=2), flush=True)
+            kept = json.loads(given.out.read_text()) if given.out.exists() else {}
+            given.out.parent.mkdir(parents=True, exist_ok=True)
+            given.out.write_text(json.dumps(kept | {name: found}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""Reading ahead: threads, several readers at once, and what is left behind."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from itertools import cycle
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from made import ALL, Made, place
+
+from bertvision.activations import Kept, Plan, Store, Stored, keep
+from bertvision.errors import BertVisionError
+from bertvision.types import View
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory) -> Store:
+    """Sixty rows in a good many shards."""
+    lengths = np.random.default_rng(0).integers(1, 50, 60)
+    return Made(lengths).write(tmp_path_factory.mktemp("stored") / "s", shard=5000)
+
+
+def plan(store, seed=0, **more):
+    return Plan(store.known.lengths, 4, seed=seed, **more)
+
+
+def same(one, other):
+    return (
+        one.rows.tolist() == other.rows.tolist()
+        and torch.equal(one.inputs, other.inputs)
+        and torch.equal(one.mask, other.mask)
+        and torch.equal(one.labels, other.labels)
+    )
+
+
+def own_threads():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("bertvision")]
+
+
+def test_reading_ahead_equals_reading_into_memory(store):
+    assert len(store.layout.bounds) > 5
+    stored = Stored(store, plan(store))
+    kept = Kept(keep(stored, Plan(store.known.lengths, 7, budget=100)), store.known.labels, stored.plan)
+    assert len(stored) == len(kept) == 15 and stored.rows == kept.rows == 60
+    for number in (0, 1):
+        assert all(same(a, b) for a, b in zip(stored.epoch(number), kept.epoch(number), strict=True))
+        assert all(same(a, b) for a, b in zip(stored.epoch(number, start=9), kept.epoch(number, start=9), strict=True))
+    assert list(stored.epoch(0, start=15)) == [] == list(stored.read([]))
+    assert stored.waited > 0
+
+
+def test_threads_and_epochs_at_once_agree(store):
+    views = [ALL, View(layers=(1,)), View(layers=(0, 2), first=True)]
+    alone = {(i, n): list(Stored(store, plan(store), view).epoch(n)) for i, view in enumerate(views) for n in range(2)}
+    fresh = Store(store.path)  # its shards are opened, and its rows checked, by all threads at once
+
+    def read(key):
+        return all(
+            same(a, b)
+            for a, b in zip(Stored(fresh, plan(fresh), views[key[0]], threads=3).epoch(key[1]), alone[key], strict=True)
+        )
+
+    with ThreadPoolExecutor(6) as pool:
+        assert all(pool.map(read, [*alone, *alone]))
+
+
+@given(st.lists(st.integers(0, 3), max_size=60))
+@settings(max_examples=15, deadline=None)
+def test_epochs_read_in_turns_agree(order):
+    with place() as folder:
+        source = Made(range(1, 25))
+        stored = Stored(source.write(folder / "s", shard=1500), Plan(source.lengths, 3, seed=1), threads=2)
+        expected = [list(stored.epoch(number)) for number in range(4)]
+        readers, at = [stored.epoch(number) for number in range(4)], [0] * 4
+        for i in order:
+            if at[i] < len(stored):
+                assert same(next(readers[i]), expected[i][at[i]])
+                at[i] += 1
+        for reader in readers:
+            reader.close()
+    assert not own_threads()
+
+
+def test_a_reader_dropped_mid_epoch_leaves_nothing_running(store):
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        readers = [Stored(store, plan(store), threads=3).epoch(0) for _ in range(2)]
+        for reader in readers:
+            next(reader)
+        assert own_threads() and torch.get_num_threads() == 2
+        readers[0].close()
+        del readers, reader  # and the other as a `break` would leave it
+        assert not own_threads() and torch.get_num_threads() == 2
+        for _ in Stored(store, plan(store)).epoch(0):
+            break
+        assert not own_threads() and torch.get_num_threads() == 2
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(torch.get_num_threads).result() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_an_error_in_the_background_reaches_the_reader(tmp_path):
+    source = Made([6] * 40)
+    store = source.write(tmp_path / "s", shard=2000)
+    last = len(store.layout.bounds) - 1
+    (store.path / f"{last:05}.states").unlink()
+    before, got = torch.get_num_threads(), []
+    with pytest.raises(BertVisionError, match=f"{last:05}.states is missing"):
+        got.extend(Stored(store, Plan(source.lengths, 2)).epoch(0))  # lengths are equal: from the first row on
+    assert [row for batch in got for row in batch.rows] == list(range(store.layout.bounds[last][0]))[: 2 * len(got)]
+    assert len(got) > 5 and not own_threads() and torch.get_num_threads() == before
+
+
+def test_batches_wait_within_bounds(store, monkeypatch):
+    """However slow the reader, only so many batches are decoded ahead of it."""
+    loaded = []
+    stored = Stored(store, plan(store))
+    monkeypatch.setattr(stored, "load", lambda rows: loaded.append(rows))
+    for number, (_, _) in enumerate(zip(stored.epoch(0), cycle([0]), strict=False)):
+        assert len(loaded) <= number + 1 + 4 + 1
+    monkeypatch.setattr("bertvision.activations.stored.AHEAD", 1)
+    loaded.clear()
+    for number, _ in enumerate(stored.epoch(0)):
+        assert len(loaded) <= number + 1 + 1 + 1
+
+
+def test_a_store_is_read_again_after_it_was_closed(store):
+    stored = Stored(store, plan(store))
+    one = list(stored.epoch(0))
+    store.close()
+    assert all(same(a, b) for a, b in zip(one, stored.epoch(0), strict=True))
