@@ -20,9 +20,6 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README, flags=re.S)
 
 
-COMMANDS = [line for block in blocks("sh") for line in block.splitlines()]
-
-
 @pytest.fixture
 def tiny_minilm(tiny, monkeypatch):
     monkeypatch.setitem(BACKBONES, "minilm", Known(hub=str(tiny), layers=3, width=32, parameters=1, learning_rate=1e-3))
@@ -37,12 +34,13 @@ def test_python(tiny_minilm, reviews, tmp_path, monkeypatch, capsys):
     assert "'label': '" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_command(tiny_minilm, tmp_path, monkeypatch, capsys, command):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", shlex.split(command))
-    main_exit(0)
-    assert capsys.readouterr().out
+@pytest.mark.parametrize("block", blocks("sh"), ids=lambda block: block.split()[1])
+def test_commands(tiny_minilm, tmp_path, monkeypatch, capsys, block):
+    monkeypatch.chdir(tmp_path)  # one place for a block: its commands build on one another
+    for command in block.splitlines():
+        monkeypatch.setattr(sys, "argv", shlex.split(command))
+        main_exit(0)
+        assert capsys.readouterr().out
 
 
 def main_exit(expected: int) -> None:
@@ -55,7 +53,7 @@ def main_exit(expected: int) -> None:
 def test_every_flag_shown_exists():
     shown = set(re.findall(r"--([a-z][a-z-]+)", README))
     known = {name.replace("_", "-") for name in FLAGS} | {"set", "json", "runs", "help", "how", "data", "predictions"}
-    known |= {"tokens", "width", "layers", "outputs", "per-token", "question", "context", "file"}
+    known |= {"tokens", "width", "layers", "outputs", "per-token", "question", "context", "file", "type"}
     assert shown <= known
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 # Before torch is loaded: its threads otherwise spin long while they wait, and on a busy machine starve one another.
 os.environ.setdefault("GOMP_SPINCOUNT", "20000")
-# Before it allocates: large tensors come and go with every batch, and 4 kB pages make that cost as much as filling them.
+# Before it allocates: large tensors come and go with every batch, and small pages make that slow.
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 if TYPE_CHECKING:

@@ -1,10 +1,13 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from test_streamed import stream
 from test_tokens import PAD
 
-from bertvision.activations import Kept, Rows, Store, Stored, Streamed, Tokens, Wanted, choose
+from bertvision.activations import Kept, Rows, Store, Stored, Streamed, Tokens, Wanted, choose, write
 from bertvision.errors import BertVisionError
+from bertvision.types import View
 
 IDENTITY = {"backbone": "a", "split": "train"}
 
@@ -51,6 +54,15 @@ def test_the_trial_is_real_and_leaves_nothing(tiny, tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".trial")] == []
 
 
+def test_the_trial_may_be_larger_than_a_shard(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr("bertvision.activations.choosing.MEMORY", 10)
+    monkeypatch.setitem(write.__kwdefaults__, "shard", 1)  # instead of hundreds of megabytes of states
+    wanted, tokens = want(tiny, tmp_path)
+    said = []
+    choose("auto", wanted, tokens, said.append)
+    assert "examples/s" in said[0]
+
+
 def test_a_full_disk_means_streaming(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr("bertvision.activations.choosing.MEMORY", 10)
     wanted, tokens = want(tiny, tmp_path)
@@ -85,3 +97,37 @@ def test_few_stored_states_are_read_into_memory(tiny, tmp_path):
             (other.inputs * other.mask[:, None, :, None]).numpy(),
             atol=1e-5,
         )
+
+
+def beside(wanted, name, **more):
+    """A store of the same states in the directory of the one that is wanted."""
+    return replace(wanted, place=wanted.place.with_name(name), **more).store()
+
+
+def test_a_neighbour_with_more_than_is_wanted_is_used(tiny, tmp_path):
+    wanted, tokens = want(tiny, tmp_path)
+    more = beside(wanted, "more")
+    source = Streamed(wanted.source.backbone, wanted.source.tokens, View(layers=(1, 3), first=True))
+    less = replace(wanted, source=source)
+    found = less.found()
+    assert found is not None and found.path == more.path
+    other = replace(less, identity=IDENTITY | {"backbone": "b"})
+    assert other.found() is None
+    pooled = replace(wanted, source=Streamed(source.backbone, source.tokens, View(layers=(1,), pooled=True)))
+    assert pooled.found() is None
+
+
+def test_of_two_neighbours_the_one_of_the_type_asked_for_is_used(tiny, tmp_path):
+    wanted, _ = want(tiny, tmp_path)
+    for type in ("bfloat16", "int8", "int4"):
+        beside(wanted, f"train-{type}", type=type)
+    for type in ("bfloat16", "int8", "int4"):
+        found = replace(wanted, type=type).found()
+        assert found is not None and found.layout.type == type
+
+
+def test_neighbours_that_are_no_stores_are_left_alone(tiny, tmp_path):
+    wanted, _ = want(tiny, tmp_path)
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "manifest.json").write_text('{"name": "my web app"}')
+    assert wanted.found() is None

@@ -52,11 +52,9 @@ class Wanted:
         """Open a finished store that has these states, and perhaps more; the place itself must, if it is one."""
         if is_store(self.place):
             return Store(self.place).require(self.identity, self.source.view)
-        for path in sorted(self.place.parent.glob(f"*/{MANIFEST}")):
-            store = Store(path.parent)
-            if not store.lacks(self.identity, self.source.view):
-                return store
-        return None
+        beside = sorted(path.parent for path in self.place.parent.glob(f"*/{MANIFEST}") if is_store(path.parent))
+        stores = [store for path in beside if not (store := Store(path)).lacks(self.identity, self.source.view)]
+        return min(stores, key=lambda store: store.layout.type != self.type, default=None)
 
     def layout(self) -> Layout:
         """Plan the store."""
@@ -138,7 +136,8 @@ def measure(wanted: Wanted, plan: Plan, there: Path) -> tuple[float, float]:
     lengths = np.concatenate([batch.mask.sum(dim=1).cpu().numpy() for batch in batches])
     rows = Rows(lengths=lengths, labels=np.zeros(len(lengths)), ids=[str(i) for i in range(len(lengths))])
     with tempfile.TemporaryDirectory(dir=there, prefix=".trial-") as folder:
-        store = write(Path(folder) / "store", sample, rows, {}, width=wanted.width, type=wanted.type)
+        one = 2**60  # shard: the sample does not look at which rows are asked for
+        store = write(Path(folder) / "store", sample, rows, {}, width=wanted.width, type=wanted.type, shard=one)
         drop_cache(store.path)
         began = time.perf_counter()
         for _ in Stored(store, Plan(lengths, plan.batch_size)).epoch(0):

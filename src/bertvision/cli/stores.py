@@ -126,15 +126,22 @@ def list_stores(root: Root = Path("runs"), as_json: Json = False) -> None:
     from bertvision.activations import Store, find_stores
 
     finished, unfinished = find_stores(root)
-    rows = [_describe(Store(path)) for path in finished]
+    rows, damaged = [], []
+    for path in finished:
+        try:
+            rows.append(_describe(Store(path)))
+        except BertVisionError as error:
+            damaged.append(str(error))
     if as_json:
-        show.as_json({"stores": rows, "unfinished": [str(path) for path in unfinished]})
+        show.as_json({"stores": rows, "unfinished": [str(path) for path in unfinished], "damaged": damaged})
         return
     if rows:
         _print(rows, as_json)
     for path in unfinished:
         print(f"unfinished: {path}")
-    if not rows and not unfinished:
+    for text in damaged:
+        print(text)
+    if not rows and not unfinished and not damaged:
         print(f"No stores under {root}. `bertvision extract` makes one.")
 
 
@@ -176,6 +183,8 @@ def _splits(text: str) -> list[str]:
     from bertvision.errors import lookup
 
     names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise BertVisionError("Name a split: train, validation or dev, or several with commas between.")
     for name in names:
         lookup(dict.fromkeys(("train", "validation", "dev")), name, "split")
     return names
