@@ -1,8 +1,9 @@
 """Reading ahead: threads, several readers at once, and what is left behind."""
 
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from itertools import cycle
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from made import ALL, Made, place
 
 from bertvision.activations import Kept, Plan, Store, Stored, keep
+from bertvision.activations.stored import MOST_AHEAD
 from bertvision.errors import BertVisionError
 from bertvision.types import View
 
@@ -111,22 +113,38 @@ def test_an_error_in_the_background_reaches_the_reader(tmp_path):
     (store.path / f"{last:05}.states").unlink()
     before, got = torch.get_num_threads(), []
     with pytest.raises(BertVisionError, match=f"{last:05}.states is missing"):
-        got.extend(Stored(store, Plan(source.lengths, 2)).epoch(0))  # lengths are equal: from the first row on
-    assert [row for batch in got for row in batch.rows] == list(range(store.layout.bounds[last][0]))[: 2 * len(got)]
-    assert len(got) > 5 and not own_threads() and torch.get_num_threads() == before
+        for batch in Stored(store, Plan(source.lengths, 2)).epoch(0):  # equal lengths: row by row
+            got += batch.rows.tolist()
+    assert got == list(range(store.layout.bounds[last][0] // 2 * 2))  # all that can be had
+    assert not own_threads() and torch.get_num_threads() == before
 
 
 def test_batches_wait_within_bounds(store, monkeypatch):
     """However slow the reader, only so many batches are decoded ahead of it."""
     loaded = []
     stored = Stored(store, plan(store))
-    monkeypatch.setattr(stored, "load", lambda rows: loaded.append(rows))
-    for number, (_, _) in enumerate(zip(stored.epoch(0), cycle([0]), strict=False)):
-        assert len(loaded) <= number + 1 + 4 + 1
-    monkeypatch.setattr("bertvision.activations.stored.AHEAD", 1)
-    loaded.clear()
-    for number, _ in enumerate(stored.epoch(0)):
-        assert len(loaded) <= number + 1 + 1 + 1
+    monkeypatch.setattr(stored, "load", loaded.append)
+    for most in (MOST_AHEAD, 1):
+        for number, _ in enumerate(stored.epoch(0)):
+            assert len(loaded) <= number + 1 + most
+        loaded.clear()
+        monkeypatch.setattr("bertvision.activations.stored.AHEAD", 1)  # bytes: the next batch alone
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs /proc")
+def test_every_shard_is_opened_once_and_given_back(store):
+    def opened():
+        links = [file for file in Path("/proc/self/fd").iterdir() if file.is_symlink()]
+        return sorted(link.name for file in links if (link := Path(os.readlink(file))).parent == store.path)
+
+    store.close()
+    assert opened() == []
+    fresh = Store(store.path)
+    for number in range(2):
+        list(Stored(fresh, plan(fresh), threads=3).epoch(number))
+        assert opened() == [f"{n:05}.states" for n in range(len(store.layout.bounds))]
+    del fresh
+    assert opened() == []
 
 
 def test_a_store_is_read_again_after_it_was_closed(store):

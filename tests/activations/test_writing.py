@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from made import IDENTITY, Made, files, remount, small_disk
+from test_streamed import stream
 
 from bertvision.activations import Rows, Store, find_stores, is_store, remove_store, write
 from bertvision.errors import BertVisionError
@@ -82,6 +83,49 @@ def test_a_stopped_writer_goes_on_and_computes_no_finished_shard_again(tmp_path,
     assert files(tmp_path / "s") == calm
     done = {row for n in whole for row in range(*layout.bounds[n])}
     assert sorted(second.asked) == sorted(set(range(len(LENGTHS))) - done)
+
+
+def test_batches_never_cross_a_shard_and_keep_to_the_budget(tmp_path):
+    class Watched(Made):
+        batches: list = []
+
+        def ask(self, rows):
+            self.batches.append(rows)
+
+    source = Watched(LENGTHS)
+    store = source.write(tmp_path / "s", batch_size=4, budget=60)
+    shard_of = {row: n for n, ends in enumerate(store.layout.bounds) for row in range(*ends)}
+    assert len(source.batches) > len(store.layout.bounds)
+    for rows in source.batches:
+        assert len({shard_of[row] for row in rows}) == 1
+        assert len(rows) <= 4 and (len(rows) * source.lengths[rows].max() <= 60 or len(rows) == 1)
+
+
+@pytest.mark.parametrize("stop", range(3))
+def test_a_backbone_that_was_stopped_gives_the_same_bytes(tiny, tmp_path, stop):
+    """Its states depend, in the last bit, on what else is in the batch."""
+    _, _, source = stream(tiny)
+    features = source.tokens.features
+    rows = Rows(lengths=features.lengths, labels=features.labels, ids=features.ids)
+    settings = {"width": 32, "type": "float32", "batch_size": 2, "shard": 8000}
+    calm = write(tmp_path / "calm", source, rows, IDENTITY, **settings)
+    assert len(calm.layout.bounds) > 1
+    read, left = source.read, stop
+
+    def stopping(batches):
+        nonlocal left
+        for batch in read(batches):
+            if not left:
+                raise RuntimeError("stopped")
+            left -= 1
+            yield batch
+
+    source.read = stopping
+    with pytest.raises(RuntimeError, match="stopped"):
+        write(tmp_path / "s", source, rows, IDENTITY, **settings)
+    source.read = read
+    write(tmp_path / "s", source, rows, IDENTITY, **settings)
+    assert files(tmp_path / "s") == files(calm.path)
 
 
 @pytest.mark.parametrize("bad", range(len(LENGTHS)))

@@ -27,7 +27,7 @@ class FlattenLayers(nn.Module):
     """Lay the layers side by side."""
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        return x.permute(0, 2, 3, 1).flatten(start_dim=2)
+        return x.transpose(1, 2).flatten(start_dim=2)
 
 
 class Chain(nn.Module):

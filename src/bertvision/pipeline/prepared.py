@@ -18,7 +18,8 @@ from bertvision.training import predict
 from bertvision.types import Batches, Features, Predictions, Shape
 
 EVAL_ROWS = 64
-EVAL_TOKENS = 8192  # with padding; bounds the memory of all layers at once
+EVAL_TOKENS = 8192  # with padding
+EVAL_BYTES = 128 * 1024**2  # of all layers at once; several batches are under way when they are stored
 
 Notify = Callable[[str], None]
 
@@ -41,6 +42,8 @@ class Prepared:
     tokenizer: Any
     pad_ids: dict[str, int]
     max_tokens: int
+    token_bytes: int
+    """What a token takes in all layers."""
     train: Split
     validation: Split
     dev: Split
@@ -70,7 +73,8 @@ class Prepared:
 
     def ordered(self, split: Split) -> Tokens:
         """Batches of a split, for predicting."""
-        return Tokens(split.features, EVAL_ROWS, self.pad_ids, budget=EVAL_TOKENS)
+        budget = min(EVAL_TOKENS, EVAL_BYTES // self.token_bytes)
+        return Tokens(split.features, EVAL_ROWS, self.pad_ids, budget=budget)
 
     def predict(
         self, models: Mapping[str, nn.Module], batches: Batches, split: Split, label: str
@@ -132,6 +136,7 @@ def prepare(experiment: Experiment, notify: Notify = say) -> Prepared:
         tokenizer=reading.tokenizer,
         pad_ids=reading.pad_ids,
         max_tokens=max_tokens,
+        token_bytes=reading.layers * reading.width * 4,
         train=splits[0],
         validation=splits[1],
         dev=splits[2],
