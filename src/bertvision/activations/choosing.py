@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from bertvision.activations.formats import FORMATS
 from bertvision.activations.kept import Kept, keep, size
 from bertvision.activations.plan import Plan
 from bertvision.activations.store import MANIFEST, Layout, Rows, Store, is_store
@@ -54,7 +55,9 @@ class Wanted:
             return Store(self.place).require(self.identity, self.source.view)
         beside = sorted(path.parent for path in self.place.parent.glob(f"*/{MANIFEST}") if is_store(path.parent))
         stores = [store for path in beside if not (store := Store(path)).lacks(self.identity, self.source.view)]
-        return min(stores, key=lambda store: store.layout.type != self.type, default=None)
+        exact = list(FORMATS)  # from exact to coarse: a coarser type than asked for is another answer
+        stores = [store for store in stores if exact.index(store.layout.type) <= exact.index(self.type)]
+        return max(stores, key=lambda store: exact.index(store.layout.type), default=None)
 
     def layout(self) -> Layout:
         """Plan the store."""

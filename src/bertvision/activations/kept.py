@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bertvision.activations.buffers import Buffers
 from bertvision.activations.plan import Plan
 from bertvision.progress import bar
 from bertvision.types import Batch, View
@@ -32,6 +33,7 @@ class Kept:
         self.labels = labels
         self.plan = plan
         self.rows = len(states)
+        self.buffers = Buffers()
 
     def __len__(self) -> int:
         return len(self.plan)
@@ -43,9 +45,10 @@ class Kept:
             lengths = torch.tensor([state.shape[1] for state in chosen])
             layers, _, width = chosen[0].shape
             mask = torch.arange(int(lengths.max())) < lengths[:, None]
-            hidden = torch.zeros(len(chosen), layers, mask.shape[1], width)
+            hidden = self.buffers.take(len(chosen), layers, mask.shape[1], width)
             for here, state in zip(hidden, chosen, strict=True):
                 here[:, : state.shape[1]] = state
+                here[:, state.shape[1] :] = 0
             yield Batch(rows=rows, inputs=hidden, mask=mask, labels=torch.from_numpy(self.labels[rows]))
 
 

@@ -9,20 +9,22 @@
 
 import hashlib
 import json
+import mmap
 import os
 import threading
-import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
+from zlib_ng import zlib_ng  # the CRC-32 of zlib, three times as fast
 
+from bertvision.activations.buffers import Buffers
 from bertvision.activations.formats import FORMATS, Format
 from bertvision.errors import BertVisionError, lookup
 from bertvision.files import locked, write_error
@@ -31,7 +33,7 @@ from bertvision.types import View
 NAME, VERSION = "bertvision-store", 1
 ALIGN = 64  # rows begin at multiples of this many bytes
 SHARD = 128 * 1024**2  # bytes of a shard, about
-MOST_SHARDS = 512  # a reader keeps them all open
+MOST_SHARDS = 256  # a reader keeps them all open and mapped
 MANIFEST, UNFINISHED, ROWS = "manifest.json", "unfinished.json", "rows.safetensors"
 
 
@@ -166,6 +168,14 @@ def leftovers(path: Path) -> list[Path]:
     return [file for name in (MANIFEST, UNFINISHED, ROWS, "*.states") for file in path.glob(f".{name}.*.tmp")]
 
 
+class _Shard(NamedTuple):
+    """An open shard."""
+
+    file: int
+    mapped: Tensor
+    crcs: np.ndarray
+
+
 class Store:
     """A finished store, open for reading; several threads and processes may read it at once."""
 
@@ -188,10 +198,11 @@ class Store:
         except (KeyError, TypeError) as error:
             raise self._error(f"its manifest lacks {error}") from error
         self.rows = len(self.known.ids)
-        self._files: dict[int, tuple[int, np.ndarray]] = {}
+        self._shards: dict[int, _Shard] = {}
         self._shard_of = np.repeat(np.arange(len(self.layout.bounds)), [b - a for a, b in self.layout.bounds])
         self._checked = np.zeros(self.rows, dtype=bool)
         self._lock = threading.Lock()
+        self.buffers = Buffers()
 
     def _error(self, what: str) -> BertVisionError:
         return BertVisionError(
@@ -254,15 +265,15 @@ class Store:
             )
         return self
 
-    def _open(self, number: int) -> tuple[int, np.ndarray]:
-        """Return a shard's file and the CRCs of its rows, checked against the manifest once."""
+    def _open(self, number: int) -> "_Shard":
+        """Map a shard once, and check the CRCs of its rows against the manifest."""
         with self._lock:
-            if number not in self._files:
-                self._files[number] = self._open_anew(number)
-            return self._files[number]
+            if number not in self._shards:
+                self._shards[number] = self._open_anew(number)
+            return self._shards[number]
 
-    def _open_anew(self, number: int) -> tuple[int, np.ndarray]:
-        name = shard_name(number)
+    def _open_anew(self, number: int) -> "_Shard":
+        name, expected = shard_name(number), self.layout.shard_bytes(number)
         first, last = self.layout.bounds[number]
         try:
             file = os.open(self.path / name, os.O_RDONLY)
@@ -270,7 +281,7 @@ class Store:
             raise self._error(f"shard {name} is missing") from None
         except OSError as error:
             raise self._error(f"shard {name} cannot be read ({error.strerror})") from error
-        size, expected = os.fstat(file).st_size, self.layout.shard_bytes(number)
+        size = os.fstat(file).st_size
         if size != expected:
             os.close(file)
             raise self._error(f"shard {name} has {size:,} bytes instead of {expected:,}")
@@ -278,15 +289,17 @@ class Store:
         if hashlib.sha256(table).hexdigest() != self.checks[number]:
             os.close(file)
             raise self._error(f"the checksums at the end of shard {name} are damaged")
-        return file, np.frombuffer(table, dtype="<u4")
+        # Copy on write, and nobody writes: torch refuses memory that could not be written.
+        mapped = torch.frombuffer(mmap.mmap(file, expected, access=mmap.ACCESS_COPY), dtype=torch.uint8)
+        return _Shard(file, mapped, np.frombuffer(table, dtype="<u4"))
 
     def close(self) -> None:
-        """Give the files back."""
-        while self._files:
-            os.close(self._files.popitem()[1][0])
+        """Give the files back; what is read later opens them again."""
+        while self._shards:
+            os.close(self._shards.popitem()[1].file)
 
     def __del__(self) -> None:
-        if hasattr(self, "_files"):
+        if hasattr(self, "_shards"):
             self.close()
 
     def advise(self, rows: np.ndarray) -> None:
@@ -296,51 +309,44 @@ class Store:
         rows = np.sort(rows)
         ends = np.flatnonzero((np.diff(rows) != 1) | (np.diff(self._shard_of[rows]) != 0)) + 1
         for run in np.split(rows, ends):  # neighbours in one shard
-            file, _ = self._open(int(self._shard_of[run[0]]))
+            file = self._open(int(self._shard_of[run[0]])).file
             start = int(self.layout.starts[run[0]])
             end = int(self.layout.starts[run[-1]] + self.layout.sizes[run[-1]])
             os.posix_fadvise(file, start, end - start, os.POSIX_FADV_WILLNEED)
 
-    def bytes_of(self, rows: np.ndarray) -> tuple[Tensor, np.ndarray]:
-        """Read rows end to end, as stored; return also where each begins, and the end."""
-        sizes = self.layout.sizes[rows]
-        edges = np.concatenate([[0], np.cumsum(sizes)])
-        flat = torch.empty(int(edges[-1]), dtype=torch.uint8)
-        view = flat.numpy().data
-        for i, row in enumerate(rows.tolist()):
-            number = int(self._shard_of[row])
-            file, crcs = self._open(number)
-            here = view[edges[i] : edges[i + 1]]
-            try:
-                got = os.preadv(file, [here], int(self.layout.starts[row]))
-            except OSError as error:
-                raise self._error(f"shard {shard_name(number)} cannot be read ({error.strerror})") from error
-            sound = got == len(here)
-            if sound and not self._checked[row]:  # once for each reader: it is the disk that may fail
-                sound = zlib.crc32(here) == crcs[row - self.layout.bounds[number][0]]
-                self._checked[row] = sound
-            if not sound:
-                raise self._error(f"row {row} ({self.known.ids[row]}) in shard {shard_name(number)} is damaged")
-        return flat, edges
+    def bytes_of(self, rows: np.ndarray) -> list[Tensor]:
+        """Return each row as stored, in mapped memory; check it the first time: it is the disk that may fail."""
+        found = []
+        for row in rows.tolist():
+            number, start = int(self._shard_of[row]), int(self.layout.starts[row])
+            shard = self._open(number)
+            data = shard.mapped[start : start + int(self.layout.sizes[row])]
+            if not self._checked[row]:
+                if zlib_ng.crc32(data.numpy().data) != shard.crcs[row - self.layout.bounds[number][0]]:
+                    raise self._error(f"row {row} ({self.known.ids[row]}) in shard {shard_name(number)} is damaged")
+                self._checked[row] = True
+            found.append(data)
+        return found
 
-    def decode(self, flat: Tensor, edges: np.ndarray, rows: np.ndarray, view: View) -> Tensor:
-        """Turn what `bytes_of` read into padded states, on the device it is on. -> (B, L, T, W)"""
+    def decode(self, rows: np.ndarray, data: Sequence[Tensor], view: View) -> Tensor:
+        """Turn what `bytes_of` returned into padded states, on the device it is on. -> (B, L, T, W)"""
         lengths = self.known.lengths[rows].tolist()
         channels, width, form = self.view.channels, self.layout.width, self.layout.format
         positions = [self.view.layers.index(layer) for layer in view.layers]
         positions += [channels - 1] if view.pooled else []
         longest = 1 if view.first else max(lengths)
-        hidden = torch.empty(len(rows), view.channels, longest, width, device=flat.device)
-        for i, tokens in enumerate(lengths):
-            parts, at, seen = [], int(edges[i]), min(tokens, longest)
+        shape, device = (len(rows), view.channels, longest, width), data[0].device
+        hidden = self.buffers.take(*shape) if device.type == "cpu" else torch.empty(shape, device=device)
+        for here, row, tokens in zip(hidden, data, lengths, strict=True):
+            parts, at, seen = [], 0, min(tokens, longest)
             for part in form.parts:
                 wide = part.width(width)
                 end = at + channels * tokens * wide * part.dtype.itemsize
-                states = flat[at:end].view(part.dtype).view(channels, tokens, wide)[:, :seen]
+                states = row[at:end].view(part.dtype).view(channels, tokens, wide)[:, :seen]
                 parts.append(states if view.channels == channels else states[positions])
                 at = end
-            form.decode(parts, hidden[i, :, :seen])
-            hidden[i, :, seen:] = 0
+            form.decode(parts, here[:, :seen])
+            here[:, seen:] = 0
         return hidden
 
     def verify(self) -> Iterator[tuple[int, list[str]]]:

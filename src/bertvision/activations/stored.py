@@ -19,7 +19,12 @@ MOST_AHEAD = 4
 
 
 class Stored:
-    """Batches of a store, in the order of a plan; read, checked and decoded in the background."""
+    """Batches of a store, in the order of a plan, read ahead of whoever asks for them.
+
+    Where the head trains on a GPU, or cores are left, threads read, check and decode in the background. Where it
+    trains on every core there is, they would only take from it what they give (measured: docs/decisions/0007); then
+    the kernel alone reads ahead, and decoding is a step of the computation.
+    """
 
     def __init__(
         self,
@@ -28,17 +33,19 @@ class Stored:
         view: View | None = None,
         *,
         device: torch.device | None = None,
-        threads: int = 0,
+        threads: int | None = None,
     ):
-        """`view`: less than what is stored, if that is enough. `threads`: 0 is one for two cores, up to four."""
+        """`view`: less than what is stored, if that is enough. `threads`: how many work in the background."""
         self.store = store
         self.plan = plan
         self.view = view or store.view
         self.rows = store.rows
         self.device = device or torch.device("cpu")
-        self.threads = threads or max(1, min(4, (os.cpu_count() or 1) // 2))
+        self.threads = _spare(self.device) if threads is None else threads
         self.waited = 0.0
         """Seconds a reader has waited for data."""
+        self.decoding = 0.0
+        """Seconds that went into decoding, in whatever thread."""
 
     def __len__(self) -> int:
         return len(self.plan)
@@ -52,7 +59,24 @@ class Stored:
         todo = list(batches)
         if not todo:
             return
-        ahead = self._ahead(todo[0])
+        ahead = self._prepare(todo)
+        yield from self._beside(todo, ahead) if self.threads else self._between(todo, ahead)
+
+    def _between(self, todo: list[np.ndarray], ahead: int) -> Iterator[Batch]:
+        """Load each batch when it is asked for; the disk has been told before."""
+        with background(1) as pool:
+            for rows in todo[:ahead]:
+                pool.submit(self.store.advise, rows)
+            for i, rows in enumerate(todo):
+                for later in todo[i + ahead : i + ahead + 1]:
+                    pool.submit(self.store.advise, later)
+                began, decoding = time.perf_counter(), self.decoding
+                batch = self.load(rows)
+                self.waited += time.perf_counter() - began - (self.decoding - decoding)
+                yield batch
+
+    def _beside(self, todo: list[np.ndarray], ahead: int) -> Iterator[Batch]:
+        """Load batches in the background."""
         waiting: deque[Future[Batch]] = deque()
         with background(self.threads) as pool:
             for rows in todo[:ahead]:
@@ -74,17 +98,27 @@ class Stored:
 
     def load(self, rows: np.ndarray) -> Batch:
         """Read and decode one batch."""
-        flat, edges = self.store.bytes_of(rows)
+        data = self.store.bytes_of(rows)
+        began = time.perf_counter()
         if self.device.type == "cuda":
-            flat = flat.pin_memory().to(self.device, non_blocking=True)
-        hidden = self.store.decode(flat, edges, rows, self.view)
+            data = [row.to(self.device) for row in data]
+        hidden = self.store.decode(rows, data, self.view)
         lengths = torch.from_numpy(self.store.known.lengths[rows])
         mask = torch.arange(hidden.shape[2]) < lengths[:, None]
         labels = torch.from_numpy(self.store.known.labels[rows])
+        self.decoding += time.perf_counter() - began
         return Batch(rows=rows, inputs=hidden, mask=mask, labels=labels)
 
-    def _ahead(self, rows: np.ndarray) -> int:
-        """How many batches may wait."""
-        longest = 1 if self.view.first else int(self.store.known.lengths.max())
-        states = len(rows) * longest * self.view.channels
-        return max(1, min(MOST_AHEAD, AHEAD // (states * self.store.layout.width * 4)))
+    def _prepare(self, batches: list[np.ndarray]) -> int:
+        """Make room for the largest batch; return how many may wait."""
+        lengths = self.store.known.lengths
+        tokens = max(len(rows) * (1 if self.view.first else int(lengths[rows].max())) for rows in batches)
+        self.store.buffers.room = room = tokens * self.view.channels * self.store.layout.width * 4
+        return max(1, min(MOST_AHEAD, AHEAD // room))
+
+
+def _spare(device: torch.device) -> int:
+    """How many threads there is room for beside those that train."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    busy = torch.get_num_threads() if device.type == "cpu" else 1
+    return max(0, min(4, cores - busy))

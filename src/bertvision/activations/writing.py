@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import zlib
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from zlib_ng import zlib_ng
 
 from bertvision.activations.formats import FORMATS
 from bertvision.activations.kept import Source
@@ -211,7 +211,7 @@ class _Shard:
                 piece = part[i, :, :tokens].reshape(-1).contiguous().view(torch.uint8).numpy()
                 data[at : at + len(piece)] = piece
                 at += len(piece)
-            self.crcs[row - self.first] = zlib.crc32(data.data)
+            self.crcs[row - self.first] = zlib_ng.crc32(data.data)
             self._write(data, int(self.layout.starts[row]))
             self.missing[row - self.first] = False
 

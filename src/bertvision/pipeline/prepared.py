@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from bertvision import heads
-from bertvision.activations import Tokens
+from bertvision.activations import FORMATS, MODES, Tokens
 from bertvision.backbones import Backbone, load_tokenizer
 from bertvision.config import Experiment, Optim
 from bertvision.errors import BertVisionError, lookup
@@ -108,7 +108,9 @@ def find_task(experiment: Experiment, notify: Notify = say) -> Task:
 def prepare(experiment: Experiment, notify: Notify = say) -> Prepared:
     """Load the data, hold out validation before anything is trained, and tokenize."""
     for spec in experiment.heads:
-        heads.parse(spec)  # a misspelt head should not cost a fine-tuning
+        heads.parse(spec)  # a misspelt name should not cost a fine-tuning
+    lookup(MODES, experiment.activations, "way to get activations")
+    lookup(FORMATS, experiment.states.type, "type of stored states")
     task = find_task(experiment, notify)
     experiment = replace(experiment, heads=experiment.heads or heads.DEFAULTS[task.per_token])
     wanted = experiment.data

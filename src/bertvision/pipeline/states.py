@@ -10,7 +10,7 @@ import numpy as np
 from bertvision.activations import FORMATS, Layout, Rows, Store, Tokens, Wanted, choose
 from bertvision.backbones import load_tokenizer, tokenizer_hash
 from bertvision.config import Experiment
-from bertvision.errors import BertVisionError, lookup
+from bertvision.errors import BertVisionError
 from bertvision.files import value_hash
 from bertvision.heads import select_layers
 from bertvision.pipeline.finetuning import Point, finetune, open_point
@@ -42,7 +42,6 @@ def extract(
     read_at = experiment.read_at or [min(experiment.fractions)]
     if experiment.states.directory and len(read_at) > 1:
         raise BertVisionError("With --states there is room for one fraction; name it with --at, or leave --states out.")
-    lookup(FORMATS, experiment.states.type, "type of stored states")
     prepared = prepare(replace(experiment, read_at=read_at, fractions=read_at), notify)
     select_layers(layers, load_tokenizer(experiment.backbone).layers)  # a mistake should not cost a fine-tuning
     if pooled and prepared.task.per_token:
