@@ -352,7 +352,7 @@ def writing(bench: Bench) -> dict[str, Any]:
     return {f"{name}_examples_s": rate for name, rate in middle.items()} | {
         "ratio": middle["extraction"] / middle["bare"],
         "peak_mb_above_backbone": {
-            str(count): _peak(bench, count) for count in (rows, 3 * rows) if count <= len(prepared.train.features)
+            str(count): _peak(bench, count) for count in (3 * rows, 9 * rows) if count <= len(prepared.train.features)
         },
     }
 
