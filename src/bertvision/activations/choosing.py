@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from bertvision.activations.formats import FORMATS
@@ -26,7 +27,8 @@ from bertvision.types import Batch, Batches, View
 
 MEMORY = 2 * 1024**3
 """Bytes of states a split may take: on two cores, about as many as are computed again in a minute after a crash."""
-TRIAL = 3.0  # seconds of streaming that are measured
+TRIAL = 3.0  # seconds of streaming that are measured, at most
+TRIAL_BYTES = 512 * 1024**2
 MODES = {
     "auto": "in memory if they are few; else whichever of the next two a short trial finds faster",
     "memory": "computed once and held in memory",
@@ -126,12 +128,15 @@ def _pays(wanted: Wanted, plan: Plan, notify: Callable[[str], None]) -> bool:
 
 def measure(wanted: Wanted, plan: Plan, there: Path) -> tuple[float, float]:
     """Return examples/s computed, and examples/s read from a small real store on a cold disk."""
-    batches, began = [], 0.0
+    batches, began, held = [], 0.0, 0
     for batch in wanted.source.read(plan(0)):
+        batch = batch.to(torch.device("cpu"))
         if not batches:
             began = time.perf_counter()  # the first warms up
         batches.append(batch)
-        if len(batches) > 1 and time.perf_counter() - began > TRIAL:
+        assert isinstance(batch.inputs, Tensor)
+        held += batch.inputs.nbytes
+        if len(batches) > 1 and (time.perf_counter() - began > TRIAL or held > TRIAL_BYTES):
             break
     seconds = max(time.perf_counter() - began, 1e-9)
     streaming = sum(len(batch.rows) for batch in batches[1:] or batches) / seconds

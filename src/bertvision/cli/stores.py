@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 Where = Annotated[Path, typer.Argument(help="Directory of a store.")]
 Type = Annotated[str, typer.Option(help="float32, float16, bfloat16, int8 or int4.", show_default=False)]
 Layers = Annotated[str, typer.Option(help="all, last, last4, 0,6,12 or 2-5; 0 is the embedding output.")]
+Pooled = Annotated[bool, typer.Option("--pooled", help="Also BERT's pooled [CLS] (sentence tasks).")]
 First = Annotated[bool, typer.Option("--first", help="Only the first token, [CLS], of every row.")]
 
 
@@ -37,7 +38,7 @@ def extract(
     splits: Annotated[str, typer.Option(help="Which of train,validation,dev.")] = "train,validation,dev",
     layers: Layers = "all",
     first: First = False,
-    pooled: Annotated[bool, typer.Option("--pooled", help="Also BERT's pooled [CLS] (sentence tasks).")] = False,
+    pooled: Pooled = False,
     root: Root = Path("runs"),
     as_json: Json = False,
 ) -> None:
@@ -59,6 +60,7 @@ def estimate(
     splits: Annotated[str, typer.Option(help="Which of train,validation,dev.")] = "train,validation,dev",
     layers: Layers = "all",
     first: First = False,
+    pooled: Pooled = False,
     as_json: Json = False,
 ) -> None:
     """Say how large stores would be in every type, before anything is computed.
@@ -67,7 +69,7 @@ def estimate(
     """
     from bertvision import pipeline
 
-    found = pipeline.estimate(experiment, _splits(splits), layers, first=first)
+    found = pipeline.estimate(experiment, _splits(splits), layers, first=first, pooled=pooled)
     if as_json:
         show.as_json(found)
         return

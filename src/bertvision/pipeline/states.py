@@ -55,11 +55,17 @@ def extract(
 
 
 def estimate(
-    experiment: Experiment, names: Sequence[str], layers: str = "all", *, first: bool = False, notify: Notify = say
+    experiment: Experiment,
+    names: Sequence[str],
+    layers: str = "all",
+    *,
+    first: bool = False,
+    pooled: bool = False,
+    notify: Notify = say,
 ) -> dict[str, Any]:
     """Say how large stores of these splits would be, in every type; no weights are loaded."""
     prepared, reading = prepare(experiment, notify), load_tokenizer(experiment.backbone)
-    view = View(layers=tuple(select_layers(layers, reading.layers)), first=first)
+    view = View(layers=tuple(select_layers(layers, reading.layers)), pooled=pooled, first=first)
     lengths = np.concatenate([_lengths(getattr(prepared, name), view) for name in names])
     padded = len(lengths) * (1 if first else prepared.max_tokens) * view.channels * reading.width * 4
     return {
