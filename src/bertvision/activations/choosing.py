@@ -122,6 +122,7 @@ def _pays(wanted: Wanted, plan: Plan, notify: Callable[[str], None]) -> bool:
         f"{'Storing' if better else 'Streaming'} the states: {epochs:g} epochs take about {_clock(stored)} with a "
         f"store of {gigabytes} ({wanted.type}, {reading:,.0f} examples/s), {_clock(streamed)} computed each time "
         f"({streaming:,.0f} examples/s)."
+        + (f" The store stays at {wanted.place} until `bertvision store remove` deletes it." if better else "")
     )
     return better
 
