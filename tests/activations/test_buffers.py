@@ -43,7 +43,3 @@ def test_room_is_made_for_what_comes_later():
     buffers.room = 4000
     place = where(buffers.take(1))
     assert where(buffers.take(1000)) == place
-
-
-def test_types():
-    assert Buffers().take(5, dtype=torch.uint8).dtype == torch.uint8

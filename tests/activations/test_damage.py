@@ -10,7 +10,7 @@ import pytest
 from made import Made, files, place
 
 from bertvision.activations import Plan, Store, Stored
-from bertvision.activations.store import seal
+from bertvision.activations.layout import seal
 from bertvision.errors import BertVisionError
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from made import IDENTITY, Made, assert_close, files, place
 
 from bertvision.activations import FORMATS, Layout, Plan, Rows, Stored, is_store
-from bertvision.activations.store import ALIGN, MOST_SHARDS, SHARD, shard_name
+from bertvision.activations.layout import ALIGN, MOST_SHARDS, SHARD, shard_name
 from bertvision.types import View
 
 lengths = st.lists(st.integers(1, 40) | st.integers(1, 512), min_size=1, max_size=24)

@@ -4,8 +4,9 @@ from bertvision.activations.choosing import MODES, Wanted, choose
 from bertvision.activations.converting import convert
 from bertvision.activations.formats import FORMATS
 from bertvision.activations.kept import Kept, Source, keep
+from bertvision.activations.layout import Layout, Rows, is_store
 from bertvision.activations.plan import Plan
-from bertvision.activations.store import Layout, Rows, Store, find_stores, is_store, remove_store
+from bertvision.activations.store import Store, find_stores, remove_store
 from bertvision.activations.stored import Stored
 from bertvision.activations.streamed import Streamed
 from bertvision.activations.tokens import Tokens

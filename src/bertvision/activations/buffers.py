@@ -20,9 +20,9 @@ class Buffers:
         self._arrays: list[np.ndarray] = []
         self._lock = threading.Lock()
 
-    def take(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Return a tensor with anything in it."""
-        size = math.prod(shape) * dtype.itemsize
+    def take(self, *shape: int) -> Tensor:
+        """Return a float32 tensor with anything in it."""
+        size = math.prod(shape) * 4
         with self._lock:
             # A tensor made of an array holds a reference to it until the storage, which all views share, is freed.
             free = [array for array in self._arrays if sys.getrefcount(array) == UNUSED]
@@ -32,4 +32,4 @@ class Buffers:
             else:
                 self._arrays = [array for array in self._arrays if all(array is not small for small in free)]
                 self._arrays.append(array := np.empty(max(size, self.room), dtype=np.uint8))
-            return torch.from_numpy(array)[:size].view(dtype).view(shape)
+            return torch.from_numpy(array)[:size].view(torch.float32).view(shape)

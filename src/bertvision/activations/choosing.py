@@ -15,8 +15,9 @@ from torch import Tensor
 
 from bertvision.activations.formats import FORMATS
 from bertvision.activations.kept import Kept, keep, size
+from bertvision.activations.layout import MANIFEST, Layout, Rows, is_store
 from bertvision.activations.plan import Plan
-from bertvision.activations.store import MANIFEST, Layout, Rows, Store, is_store
+from bertvision.activations.store import Store
 from bertvision.activations.stored import Stored
 from bertvision.activations.streamed import Streamed
 from bertvision.activations.tokens import Tokens

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import numpy as np
 
+from bertvision.activations.layout import Rows
 from bertvision.activations.plan import Plan
-from bertvision.activations.store import Rows, Store
+from bertvision.activations.store import Store
 from bertvision.activations.stored import Stored
 from bertvision.activations.writing import write
 from bertvision.errors import BertVisionError

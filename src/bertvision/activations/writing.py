@@ -15,8 +15,7 @@ from zlib_ng import zlib_ng
 
 from bertvision.activations.formats import FORMATS
 from bertvision.activations.kept import Source
-from bertvision.activations.plan import Plan
-from bertvision.activations.store import (
+from bertvision.activations.layout import (
     MANIFEST,
     NAME,
     ROWS,
@@ -25,7 +24,6 @@ from bertvision.activations.store import (
     VERSION,
     Layout,
     Rows,
-    Store,
     canonical,
     differences,
     is_store,
@@ -33,6 +31,8 @@ from bertvision.activations.store import (
     seal,
     shard_name,
 )
+from bertvision.activations.plan import Plan
+from bertvision.activations.store import Store
 from bertvision.errors import BertVisionError, lookup
 from bertvision.files import locked, read_json, replacing, require_space, settle, temporary_name, write_error
 from bertvision.progress import bar
