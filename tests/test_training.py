@@ -290,3 +290,18 @@ def test_state_holds_no_pickle(tmp_path, monkeypatch):
 
     with safe_open(file, framework="pt") as opened:
         assert json.loads(opened.metadata()["state"])["progress"]["step"] == 3
+
+
+def test_what_is_not_graded_stops_there():
+    states, models = States(), {"a": Probe(), "b": Probe(seed=1)}
+
+    def validate(students):
+        found = grades(states)(students)
+        return {name: grade for name, grade in found.items() if name == "a" or len(seen) == 0 and not seen.append(1)}
+
+    seen: list[int] = []
+    students = fit(models, states, loss, dict.fromkeys(models, OPTIM), validate=validate)
+    assert len(students["a"].grades) == 3 and students["a"].stopped == "finished"
+    assert len(students["b"].grades) == 1 and students["b"].stopped == "given up"
+    alone = fit({"a": Probe()}, States(), loss, {"a": OPTIM}, validate=grades(states))["a"]
+    assert torch.equal(weights(alone.model), weights(students["a"].model))

@@ -5,14 +5,18 @@ import math
 import tomllib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
+
+import tomli_w
 
 from bertvision.errors import BertVisionError, lookup
 
 T = TypeVar("T")
 
 SCHEDULES = ("constant", "linear")
+FRACTION = "{fraction}"
 PRECISIONS = ("float32", "bfloat16", "float16")
 
 
@@ -49,6 +53,8 @@ class Dataset:
     limit: int = 0
     """Use this many rows of train, validation carved out of them, drawn at random; 0: all."""
     limit_dev: int = 0
+    shard: float = 1.0
+    """Use this share of train, drawn at random, where there is no limit."""
     validation: float = 0.1
     """Share of train that is held out to choose on, where no validation file is given."""
     split_seed: int = 0
@@ -73,6 +79,8 @@ class States:
     """float32, float16, bfloat16, int8 or int4."""
     directory: str = ""
     """Where stores are; empty: with the backbone they were made from."""
+    shard: float = 128.0
+    """Megabytes that are written, and lost in a crash, as one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +90,7 @@ class Experiment:
     task: str = ""
     """A name of `bertvision tasks`; any name with data.train_file set: the user's own data."""
     backbone: str = "minilm"
+    """An alias, a Hub name or a directory; "DIR/{fraction}": checkpoints fine-tuned elsewhere, used as they are."""
     fractions: list[float] = field(default_factory=lambda: [0.3, 1.0])
     """Epochs of fine-tuning after which to save and score the backbone; 0 means as loaded."""
     read_at: list[float] = field(default_factory=list)
@@ -90,6 +99,8 @@ class Experiment:
     """Which to train; none: those that suit the kind of task."""
     try_rates: list[float] = field(default_factory=list)
     """Learning rates to try for each head beside train.learning_rate; the best on validation is kept."""
+    labels: float = 1.0
+    """Share of train whose labels heads learn from, in the data's proportions; a smaller one is part of a larger."""
     controls: bool = True
     """Also train BERT's kind of head anew, and each head on the last layer only."""
     ensembles: list[str] = field(default_factory=lambda: ["max"])
@@ -105,34 +116,86 @@ class Experiment:
     finetune: Optim = Optim(schedule="constant")
     train: Optim = Optim(learning_rate=1e-3, patience=2, batch_size=32)
 
+    @property
+    def given(self) -> bool:
+        """Whether the backbone of every fraction is already there."""
+        return FRACTION in self.backbone
+
+    def backbone_at(self, fraction: float) -> str:
+        """Where the backbone of a fraction is, if it is given; else where fine-tuning starts."""
+        return self.backbone.replace(FRACTION, f"{fraction:g}")
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON."""
         return asdict(self)
 
+    def to_toml(self) -> str:
+        """Return a file that `load` reads; every setting stands in it, so that no other default can change it."""
+        return tomli_w.dumps(self.to_dict())
+
+
+@cache
+def presets() -> dict[str, dict[str, Any]]:
+    """Return the published settings by name, each laid over the defaults by `preset`."""
+    return tomllib.loads(Path(__file__).with_name("presets.toml").read_text(encoding="utf-8"))
+
+
+def preset(name: str) -> Experiment:
+    """Return the experiment that published settings make; no name: the defaults."""
+    return merge(Experiment(), lookup(presets(), name, "preset")) if name else Experiment()
+
 
 def make(**settings: Any) -> Experiment:
-    """Return an experiment; settings of `data` may be given flat: make(task="mrpc", limit=500)."""
+    """Return an experiment; settings of `data` may be given flat: make(task="mrpc", limit=500).
+
+    With `preset`, they are laid over published settings.
+    """
     inner = {name: value for name, value in settings.items() if name in vars(Dataset())}
     outer = {name: value for name, value in settings.items() if name not in inner}
-    experiment = merge(Experiment(), outer)
+    experiment = merge(preset(outer.pop("preset", "")), outer)
     return check(replace(experiment, data=merge(experiment.data, inner)))
 
 
-def load(path: Path | None = None, overrides: Sequence[str] = ()) -> Experiment:
-    """Read `path`, then apply overrides such as "train.learning_rate=3e-4"."""
-    experiment = Experiment()
-    if path is not None:
-        try:
-            experiment = merge(experiment, tomllib.loads(path.read_text(encoding="utf-8")))
-        except FileNotFoundError:
-            raise BertVisionError(f"No experiment file at {path}.") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise BertVisionError(f"{path} is not valid TOML: {error}.") from error
-    return apply(experiment, overrides)
+def load(path: Path | None = None, overrides: Sequence[str] = (), name: str = "") -> Experiment:
+    """Read `path`, over the preset `name` or the one it names, then apply overrides: "train.learning_rate=3e-4"."""
+    values = read_toml(path) if path else {}
+    if "experiments" in values:
+        raise BertVisionError(f"{path} holds several experiments, which `bertvision study all {path}` runs.")
+    values.pop("study", None)  # settings of studies, if they are to be made of it
+    named = values.pop("preset", "")
+    return apply(merge(preset(name or named), values), overrides)
+
+
+def load_several(path: Path | None, name: str = "") -> list[tuple[Experiment, dict[str, Any]]]:
+    """Read every experiment of a file, with its settings of [study]; what stands above them holds for all."""
+    values = read_toml(path) if path else {}
+    shared, each = values.pop("study", {}), values.pop("experiments", [{}])
+    found = []
+    for own in each:
+        study = shared | own.pop("study", {})
+        named = own.pop("preset", values.get("preset", ""))
+        common = {key: value for key, value in values.items() if key != "preset"}
+        found.append((check(merge(merge(preset(name or named), common), own)), study))
+    return found
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a file of settings."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise BertVisionError(f"No experiment file at {path}.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BertVisionError(f"{path} is not valid TOML: {error}.") from error
 
 
 def apply(experiment: Experiment, overrides: Sequence[str]) -> Experiment:
     """Lay "key=value" settings over an experiment, and check the result."""
+    return check(overlay(experiment, overrides))
+
+
+def overlay(default: T, overrides: Sequence[str]) -> T:
+    """Lay "key=value" settings over a dataclass."""
     for override in overrides:
         key, _, value = override.partition("=")
         if not value:
@@ -146,8 +209,8 @@ def apply(experiment: Experiment, overrides: Sequence[str]) -> Experiment:
                 continue
         else:
             raise BertVisionError(f"Setting {override!r} is not of the form key=value.")
-        experiment = merge(experiment, values)
-    return check(experiment)
+        default = merge(default, values)
+    return default
 
 
 def merge(default: T, values: dict[str, Any], where: str = "") -> T:
@@ -192,4 +255,8 @@ def check(experiment: Experiment) -> Experiment:
         raise BertVisionError(f"fractions must be epochs, 0 or more, got {experiment.fractions}.")
     if not 0 < experiment.data.validation < 1:
         raise BertVisionError(f"data.validation must lie between 0 and 1, got {experiment.data.validation}.")
+    if experiment.states.shard <= 0:
+        raise BertVisionError(f"states.shard must be megabytes, more than 0, got {experiment.states.shard}.")
+    if not 0 < experiment.data.shard <= 1:
+        raise BertVisionError(f"data.shard must lie above 0 and be at most 1, got {experiment.data.shard}.")
     return experiment

@@ -5,6 +5,7 @@ import fcntl
 import hashlib
 import json
 import os
+import platform
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -17,10 +18,12 @@ from torch import Tensor
 
 from bertvision.errors import BertVisionError
 
+HOST = platform.node() or "here"  # machines that share a disk may have processes of the same number
+
 
 def temporary_name(path: Path) -> Path:
     """Where a file is written until it is whole."""
-    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    return path.with_name(f".{path.name}.{HOST}-{os.getpid()}.tmp")
 
 
 def settle(temporary: Path, path: Path) -> None:

@@ -1,122 +1,183 @@
 """A finished run, ready to answer."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from torch import nn
+import numpy as np
 
-from bertvision import runtime
-from bertvision.activations import Streamed, Tokens
-from bertvision.backbones import Backbone, load_backbone, load_tokenizer, weights_hash
+from bertvision import sharing
+from bertvision.activations import Tokens
+from bertvision.backbones import load_tokenizer
 from bertvision.ensemble import combine
 from bertvision.errors import BertVisionError
-from bertvision.heads import Last, Select, build_head
-from bertvision.progress import say
-from bertvision.runs import Run, open_run
+from bertvision.exported import Exported, exported_runs, is_exported
+from bertvision.progress import bar, say
+from bertvision.runs import Run, is_finished, open_run
 from bertvision.tasks import Example, Task, restore
-from bertvision.training import predict
-from bertvision.types import Features, Predictions, Shape, View
+from bertvision.trunks import Part, Trunks, layers_read
+from bertvision.types import Features, Predictions
 
 BATCH_ROWS = 64
 BATCH_TOKENS = 8192
+POSITIONS = ("text", "text_pair")
+"""What the texts of an item may be called in any task, so that one item can be put to several."""
 
 Item = str | tuple[str, str] | Mapping[str, str]
 """A text, a pair of texts, or {"question": ..., "context": ...}."""
 
 
-@dataclass
-class _Group:
-    """The heads that read one backbone: its forward pass is shared by all of them."""
-
-    backbone: Backbone
-    last: Last
-    heads: dict[str, nn.Module]
-    pooled: bool
-
-
 class Predictor:
     """Backbone, head(s) and task of a run: text in, answers out."""
 
-    def __init__(self, run: Run):
+    def __init__(self, run: Run, trunks: Trunks | Exported | None = None):
+        """Predictors that are given the same `trunks` share every backbone they have in common."""
         self.run = run
         self.task: Task = restore(run.experiment["task"])
         self.max_tokens: int = run.experiment["max_tokens"]
         self.settings: dict[str, float] = run.metrics["settings"]
-        members = run.members() or [run]
-        self._order = [str(member.directory) for member in members]
-        self._groups: dict[str, _Group] = {}
-        for member in members:
-            self._add(member)
-        reading = load_tokenizer(str(members[0].backbone))
-        self._tokenizer, self._pad_ids = reading.tokenizer, reading.pad_ids
+        trunks = trunks or Trunks()
+        self.members = run.members() or [run]
+        self.parts = [trunks.add(member) for member in self.members]
+        self.own = trunks.add_own(self.members[0])
+        bert = run.bert()
+        self.own_settings: dict[str, float] = bert.metrics["settings"] if bert else {}
+        reading = load_tokenizer(str(self._tokenizer_place()))
+        self._tokenizer, self.pad_ids = reading.tokenizer, reading.pad_ids
 
-    def _add(self, member: Run) -> None:
-        """Load a member's head, and its backbone unless another member has brought it."""
-        shape, weights = Shape(**member.experiment["shape"]), member.experiment["weights"]
-        group = self._groups.get(weights)
-        if group is None:
-            loaded = load_backbone(str(member.backbone))
-            if weights_hash(loaded.backbone) != weights:
-                raise BertVisionError(
-                    f"The backbone at {member.backbone} is not the one {member.directory} was trained on. "
-                    "Put the right one there, or train the head again."
-                )
-            backbone = loaded.backbone.to(runtime.device()).eval().requires_grad_(False)
-            last = Last(shape, dropout=loaded.dropout)
-            last.load_state_dict(loaded.last)
-            group = self._groups[weights] = _Group(backbone, last.to(runtime.device()).eval(), {}, False)
-        if member.kind == "bert":
-            head: nn.Module = group.last
-        else:
-            head = build_head(member.name, shape)
-            head.load_state_dict(member.weights())
-            group.pooled = group.pooled or shape.pooled
-        if member.kind == "bert" or not shape.pooled:  # another member may bring the pooled channel into the states
-            head = Select(head, list(range(group.backbone.layers)))
-        group.heads[str(member.directory)] = head.eval()
+    @classmethod
+    def from_pretrained(cls, directory: str | Path, backbone: str = "") -> "Predictor":
+        """Load a run by its directory; `backbone` names one that is elsewhere, which must be the same."""
+        return load(directory, backbone)
 
-    def predict(self, items: Item | Sequence[Item]) -> Any:
-        """Answer one item with a dictionary, or a list of items with a list of them."""
+    def save_pretrained(self, directory: str | Path, *, backbone: bool = True) -> Path:
+        """Write all that answering needs into one directory, with the backbone or only its name and hash."""
+        return sharing.save_pretrained(self.run, Path(directory), backbone=backbone)
+
+    @property
+    def passes(self) -> int:
+        """How many forward passes a text costs: one per backbone."""
+        return len({part.trunk.weights for part in self.parts})
+
+    def asked(self, *, own: bool) -> list[Part]:
+        """Return the heads that an answer needs, BERT's own among them if it shall stand beside."""
+        parts = [*self.parts, self.own] if own else self.parts
+        return [part for place, part in enumerate(parts) if part not in parts[:place]]
+
+    @property
+    def layers(self) -> list[dict[str, Any]]:
+        """Which layers each member's head reads, and with what weights where it learned them."""
+        return [{"name": member.name, **layers_read(member)} for member in self.members]
+
+    def predict(self, items: Item | Sequence[Item], *, nbest: int | None = None, bert: bool = False) -> Any:
+        """Answer one item with a dictionary, or a list of items with a list of them.
+
+        `nbest` cuts the list of candidate answers; with `bert`, BERT's own answer stands beside, at no second pass.
+        """
         if isinstance(items, str | Mapping) or (isinstance(items, tuple) and all(isinstance(i, str) for i in items)):
-            return self.predict([cast(Item, items)])[0]
+            return self.predict([cast(Item, items)], nbest=nbest, bert=bert)[0]
         if not isinstance(items, Sequence):
             raise BertVisionError(f"Give a text, a pair, an object, or a list of them; got {type(items).__name__}.")
-        examples = [self._example(index, cast(Item, item)) for index, item in enumerate(items)]
-        if not examples:
+        if not items:
             return []
-        features = self.task.encode(examples, self._tokenizer, self.max_tokens)
-        answers = self.task.present(self.logits(features), features, self.settings)
-        return [answers[example.id] for example in examples]
+        features = self.encode(items)
+        return self.present(self.read(features, own=bert), features, nbest=nbest, bert=bert)
+
+    def encode(self, items: Sequence[Item]) -> Features:
+        """Check items against what the task reads, and tokenize them; a long context makes several rows."""
+        return self.encode_examples([self._example(index, item) for index, item in enumerate(items)])
+
+    def encode_examples(self, examples: Sequence[Example]) -> Features:
+        """Tokenize rows of a data set."""
+        return self.task.encode(examples, self._tokenizer, self.max_tokens)
+
+    def read(self, features: Features, *, own: bool = False) -> dict[Part, Predictions]:
+        """Run the rows through every backbone once, and return what each head on it says."""
+        offsets = features.offsets if self.task.per_token else None
+        tokens = Tokens(features, BATCH_ROWS, self.pad_ids, budget=BATCH_TOKENS)
+        groups: dict[str, list[Part]] = {}
+        for part in self.asked(own=own):
+            groups.setdefault(part.trunk.weights, []).append(part)
+        found: dict[Part, list[np.ndarray]] = {part: [] for parts in groups.values() for part in parts}
+        order: list[int] = []
+        with bar("predict", total=tokens.rows) as advance:
+            for batch in tokens.epoch(0):
+                assert isinstance(batch.inputs, dict)
+                lengths = features.lengths[batch.rows]
+                for parts in groups.values():
+                    wanted = {part.head: np.arange(len(batch.rows)) for part in parts}
+                    read = parts[0].trunk.read(batch.inputs, batch.mask, wanted)
+                    for part in parts:
+                        logits = read[part.head]
+                        rows = logits if offsets is None else (row[:n] for row, n in zip(logits, lengths, strict=True))
+                        found[part] += list(rows)
+                order += batch.rows.tolist()
+                advance(len(batch.rows))
+        back = np.argsort(order)
+        return {part: self.gather([rows[i] for i in back], features) for part, rows in found.items()}
+
+    def gather(self, rows: Sequence[np.ndarray], features: Features) -> Predictions:
+        """Lay the logits of rows together: each (C,), or (T, C) for spans."""
+        if not self.task.per_token:
+            return Predictions(ids=features.ids, logits=np.stack(rows))
+        return Predictions(ids=features.ids, logits=np.concatenate(rows), offsets=features.offsets)
+
+    def combine(self, found: Mapping[Part, Predictions]) -> Predictions:
+        """Make the run's answer of what its members say."""
+        members = [found[part] for part in self.parts]
+        return members[0] if len(members) == 1 else combine(members, self.run.experiment["how"])
+
+    def present(
+        self,
+        found: Mapping[Part, Predictions],
+        features: Features,
+        *,
+        nbest: int | None = None,
+        bert: bool = False,
+    ) -> list[dict[str, Any]]:
+        """Turn what the heads say into one answer per item, in the items' order."""
+        answers = self.task.present(self.combine(found), features, self.settings)
+        beside = self.task.present(found[self.own], features, self.own_settings) if bert else {}
+        for id, answer in answers.items():
+            if bert:
+                answer["bert"] = beside[id]
+            for each in (answer, answer.get("bert", {})):
+                if nbest is not None and "nbest" in each:
+                    each["nbest"] = each["nbest"][:nbest]
+        return [answers[str(index)] for index in range(len(answers))]
+
+    def logits(self, features: Features) -> Predictions:
+        """Return the run's logits for every row."""
+        return self.combine(self.read(features))
 
     def score_file(self, path: Path, notify: Callable[[str], None] = say) -> dict[str, float]:
         """Predict a labelled file in the task's format, and score the answers."""
         examples = self.task.read(path, notify)
-        features = self.task.encode(examples, self._tokenizer, self.max_tokens)
-        answers = self.task.answers(self.logits(features), features, self.settings)
-        return self.task.score(answers, examples)
+        features = self.encode_examples(examples)
+        found = self.logits(features)
+        scores = self.task.score(self.task.answers(found, features, self.settings), examples)
+        return scores | self.task.calibration(found, features, self.settings, examples)
 
-    def logits(self, features: Features) -> Predictions:
-        """Run every member over the rows, one forward pass per backbone, and combine them."""
-        offsets = features.offsets if self.task.per_token else None
-        tokens = Tokens(features, BATCH_ROWS, self._pad_ids, budget=BATCH_TOKENS)
-        found: dict[str, Predictions] = {}
-        for group in self._groups.values():
-            view = View(layers=tuple(range(group.backbone.layers)), pooled=group.pooled)
-            stream = Streamed(group.backbone, tokens, view, pool=group.last.pool, device=runtime.device())
-            found |= predict(group.heads, stream, features.ids, offsets)
-        members = [found[name] for name in self._order]
-        return members[0] if len(members) == 1 else combine(members, self.run.experiment["how"])
+    def _tokenizer_place(self) -> Path | str:
+        """Where the tokenizer is: with a shared or exported run, else with its backbone."""
+        first = self.members[0]
+        exported = self.run.directory / self.run.experiment.get("exported", ".")
+        for place in (self.run.directory, exported, first.backbone):
+            if (place / "tokenizer.json").is_file():
+                return place
+        return first.experiment["backbone"]
 
     def _example(self, index: int, item: Item) -> Example:
         """Check an item against what the task reads."""
         wanted = self.task.inputs
         if isinstance(item, Mapping):
-            missing = [name for name in wanted if name not in item]
+            names = wanted
+            if set(item) <= set(POSITIONS) and not set(wanted) <= set(item):
+                names = POSITIONS[: len(item)]
+            missing = [name for name in names if name not in item]
             if missing:
                 raise BertVisionError(f"Item {index} lacks {missing[0]!r}; {self.task.name} reads {', '.join(wanted)}.")
-            texts = tuple(item[name] for name in wanted)
+            texts = tuple(item[name] for name in names)
         else:
             texts = (item,) if isinstance(item, str) else tuple(item) if isinstance(item, tuple | list) else ()
         if len(texts) != len(wanted):
@@ -125,9 +186,42 @@ class Predictor:
             )
         if not all(isinstance(text, str) and text.strip() for text in texts):
             raise BertVisionError(f"Item {index} has an empty text; {self.task.name} reads {', '.join(wanted)}.")
+        if any("\ud800" <= character <= "\udfff" for text in texts if not text.isascii() for character in text):
+            raise BertVisionError(f"Item {index} holds half a character (a lone surrogate); send valid Unicode.")
         return Example(id=str(index), texts=texts, label=None)
 
 
-def load(run: str | Path | Run) -> Predictor:
-    """Load a finished run by its directory."""
-    return Predictor(run if isinstance(run, Run) else open_run(Path(run)))
+def load(run: str | Path | Run, backbone: str = "") -> Predictor:
+    """Load a finished, shared or exported run by its directory."""
+    found = load_all([run], backbone)
+    if len(found) > 1:
+        paths = ", ".join(str(each.run.directory) for each in found)
+        raise BertVisionError(f"{run} holds {len(found)} models; name one of them: {paths}.")
+    return found[0]
+
+
+def load_all(runs: Sequence[str | Path | Run], backbone: str = "") -> list[Predictor]:
+    """Load several runs; those on the same backbone share it, and its forward pass."""
+    trunks = Trunks(backbone)
+    exports: dict[Path, Exported] = {}
+    found = []
+    for given in runs:
+        inside = exported_runs(Path(given)) if not isinstance(given, Run) and is_exported(Path(given)) else None
+        for run in inside or [given if isinstance(given, Run) else open_run(Path(given))]:
+            if "exported" in run.experiment:
+                place = (run.directory / run.experiment["exported"]).resolve()
+                if place not in exports:
+                    exports[place] = Exported(place)
+                found.append(Predictor(run, exports[place]))
+            else:
+                found.append(Predictor(run, trunks))
+    return found
+
+
+def below(paths: Sequence[Path]) -> list[Path]:
+    """Replace each directory that is no run itself by the shared and exported runs right below it."""
+    found: list[Path] = []
+    for path in paths:
+        inside = sorted(each for each in path.glob("*") if is_finished(each) or is_exported(each))
+        found += [path] if is_finished(path) or is_exported(path) or not inside else inside
+    return found

@@ -1,5 +1,6 @@
 """What a user is told on the way, on stderr: notices, and progress with rate and time left if it is a terminal."""
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -11,11 +12,14 @@ from rich.progress import Task as Bar
 from rich.text import Text
 
 PATIENCE = 2.0  # seconds before a bar is worth showing
+SPEAKS = os.environ.get("RANK", "0") == "0"
+"""Of processes that work together (torchrun, accelerate launch), the first one speaks for all."""
 
 
 def say(message: str) -> None:
     """Tell the user something on the way, apart from results."""
-    print(message, file=sys.stderr)
+    if SPEAKS:
+        print(message, file=sys.stderr)
 
 
 class _Rate(ProgressColumn):
@@ -26,7 +30,7 @@ class _Rate(ProgressColumn):
 @contextmanager
 def bar(label: str, total: int, done: int = 0) -> Iterator[Callable[[int], None]]:
     """Yield a function that advances the bar; it appears only if the work takes longer than a moment."""
-    if not sys.stderr.isatty():
+    if not (SPEAKS and sys.stderr.isatty()):
         yield lambda steps: None
         return
     columns = (

@@ -18,12 +18,13 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from bertvision import runtime
 from bertvision.errors import BertVisionError
 from bertvision.files import load_tensors, read_json, replacing, save_tensors, write_json
 from bertvision.types import Predictions
 
 FORMAT = 1
-KINDS = ("bert", "head", "control", "ensemble")
+KINDS = ("bert", "head", "control", "ensemble", "carried", "epoch")
 
 
 @dataclass(frozen=True)
@@ -82,9 +83,29 @@ class Run:
         """The fine-tuned backbone it reads; beside it, so that the tree can be moved."""
         return self.directory / self.experiment["backbone_path"]
 
+    @property
+    def has_backbone(self) -> bool:
+        """Whether the backbone's weights are there."""
+        return (self.backbone / "model.safetensors").is_file() or any(self.backbone.glob("model-*.safetensors"))
+
     def members(self) -> list["Run"]:
         """The runs an ensemble is made of."""
         return [open_run(self.directory / path) for path in self.experiment.get("members", [])]
+
+    def bert(self) -> "Run | None":
+        """BERT's own run on the same backbone, if it was kept: inside a shared run, beside any other."""
+        first = (self.members() or [self])[0]
+        if first.kind == "bert":
+            return first
+        for place in [self.directory / "bert", *sorted(first.directory.parent.glob("bert*"))]:
+            if is_finished(place) and _same_backbone(Run(place), first):
+                return Run(place)
+        return None
+
+
+def _same_backbone(one: Run, other: Run) -> bool:
+    task = "task", "weights", "max_tokens"
+    return one.kind == "bert" and all(one.experiment.get(key) == other.experiment.get(key) for key in task)
 
 
 def save_run(
@@ -96,6 +117,20 @@ def save_run(
     weights: dict[str, Tensor] | None = None,
 ) -> Run:
     """Write a run; the file that means "finished" comes last."""
+    if runtime.first():
+        _write_run(directory, experiment, metrics, predictions, outcomes, weights)
+    runtime.wait()
+    return Run(directory)
+
+
+def _write_run(
+    directory: Path,
+    experiment: dict[str, Any],
+    metrics: dict[str, Any],
+    predictions: dict[str, Predictions],
+    outcomes: np.ndarray,
+    weights: dict[str, Tensor] | None,
+) -> None:
     write_json(directory / "experiment.json", {"format": FORMAT, **experiment})
     if weights is not None:
         save_tensors(directory / "head.safetensors", weights)
@@ -104,12 +139,11 @@ def save_run(
     with replacing(directory / "outcomes.npy") as file:
         np.save(file, outcomes, allow_pickle=False)
     write_json(directory / "metrics.json", metrics)
-    return Run(directory)
 
 
 def is_finished(directory: Path) -> bool:
     """Tell whether a run is complete."""
-    return (directory / "metrics.json").is_file()
+    return runtime.decide((directory / "metrics.json").is_file())
 
 
 def open_run(path: Path) -> Run:

@@ -1,24 +1,85 @@
-"""Device, precision and optimizer. The only file that imports accelerate."""
+"""Device, precision and optimizer, and the processes that work together. The only file that imports accelerate.
+
+`torchrun` and `accelerate launch` start several processes that all do the same; what they must share or agree on goes
+through here. All of it does nothing in a process that is alone.
+"""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from accelerate import Accelerator
-from torch import nn
+import torch.distributed as distributed
+from torch import Tensor, nn
 
 from bertvision.errors import BertVisionError
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
 
 _TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @cache
-def accelerator() -> Accelerator:
+def accelerator() -> "Accelerator":
     """Return the process's one Accelerator."""
-    return Accelerator()
+    from accelerate import Accelerator  # takes seconds that a listing of runs need not wait for
+
+    # Told so, it lets processes on CPUs work together too; without, each would think it is alone.
+    return Accelerator(cpu=not torch.accelerator.is_available())
+
+
+def processes() -> int:
+    """How many work together."""
+    return accelerator().num_processes
+
+
+def rank() -> int:
+    """Which of them this is."""
+    return accelerator().process_index
+
+
+def first() -> bool:
+    """Whether this is the one that writes and prints."""
+    return accelerator().is_main_process
+
+
+def wait() -> None:
+    """Wait until all have come here."""
+    if processes() > 1:
+        accelerator().wait_for_everyone()
+
+
+def decide(flag: bool) -> bool:
+    """Let the first process decide for all: the disk or the clock may look otherwise to another."""
+    return bool(total(torch.tensor(int(flag and first())))) if processes() > 1 else flag
+
+
+def total(tensor: Tensor) -> Tensor:
+    """Add up over all processes, in place on a CPU."""
+    if processes() == 1:
+        return tensor
+    here = tensor.to(device())
+    distributed.all_reduce(here)
+    return here.to(tensor.device)
+
+
+def average(model: nn.Module, optimizer: torch.optim.Optimizer, count: int, loss: float) -> float:
+    """Average gradients and loss over the processes, each weighing as many examples as it had; return the loss."""
+    if processes() == 1:
+        return loss
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    parts = [torch.zeros_like(p) if p.grad is None else p.grad * count for p in parameters]
+    numbers = torch.tensor([loss * count, count], device=device())
+    summed = total(torch.cat([*(part.flatten().float() for part in parts), numbers]))
+    mean = summed[:-1] / summed[-1]
+    for parameter, part in zip(parameters, mean[:-1].split([p.numel() for p in parameters]), strict=True):
+        # One that no example reaches has no gradient; where a process had no examples, its history tells.
+        if parameter.grad is not None or parameter in optimizer.state:
+            parameter.grad = part.view_as(parameter).to(parameter.dtype)
+    return float(mean[-1])
 
 
 def device() -> torch.device:

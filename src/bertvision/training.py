@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from bertvision import runtime
+from bertvision.activations import part_of
 from bertvision.config import Optim
 from bertvision.errors import BertVisionError
 from bertvision.files import load_tensors, save_tensors
@@ -99,11 +100,13 @@ def fit(
 ) -> dict[str, Student]:
     """Train every model on one pass over the batches, each as if alone.
 
-    `on_pause` is called at each epoch fraction; `validate` after each epoch, to stop early and to keep the best.
+    `on_pause` is called at each epoch fraction; `validate` after each epoch, to stop early and to keep the best. What
+    it does not grade stops there.
     With `resume`, the state is saved there now and then, and a run that was killed goes on from it.
     """
     runtime.require_precision(precision)
     device = runtime.device()
+    batches = part_of(batches)
     students = {
         name: Student(
             model=model.to(device),
@@ -120,7 +123,7 @@ def fit(
         pauses.setdefault(max(int(fraction > 0), round(fraction * per_epoch)), []).append(fraction)
     progress: dict[str, Any] = {"step": 0, "pause_loss": 0.0, "pause_steps": 0}
     progress |= {"shared_seconds": 0.0, "saving_seconds": 0.0}
-    if resume is not None and resume.exists():
+    if resume is not None and runtime.decide(resume.exists()):
         _load(resume, fingerprint, students, progress, pauses)
         if progress["step"]:
             notify(f"Going on with {label} at step {progress['step']:,} of {last_step:,}.")
@@ -147,7 +150,7 @@ def fit(
                 for student in _active(students):
                     began = time.perf_counter()
                     # Seeded by the step: dropout depends on neither the other students nor an interruption.
-                    torch.manual_seed(seed * 1_000_003 + step)
+                    torch.manual_seed(seed * 1_000_003 + step + runtime.rank() * 2**40)
                     value = _step(student, batch, loss, step, per_epoch, precision)
                     student.seconds += time.perf_counter() - began
                     progress["pause_loss"] += value
@@ -160,10 +163,11 @@ def fit(
                     began = time.perf_counter()
                     grades = _validate(students, validate, notify)
                     progress["shared_seconds"] += time.perf_counter() - began
-                    _end_epoch(students, grades, progress["shared_seconds"], step, per_epoch)
+                    _end_epoch(students, grades if validate else None, progress["shared_seconds"], step, per_epoch)
                 if step == last_step or not _active(students):
                     break
-                if resume is not None and time.monotonic() - saved_at > max(SAVE_SECONDS, save_cost / SAVE_SHARE):
+                due = time.monotonic() - saved_at > max(SAVE_SECONDS, save_cost / SAVE_SHARE)
+                if resume is not None and due and runtime.first():
                     began = time.monotonic()
                     _save(resume, fingerprint, students, progress)
                     saved_at = time.monotonic()
@@ -200,6 +204,7 @@ def _step(student: Student, batch: Batch, loss: Loss, step: int, per_epoch: int,
         value = loss(logits.float(), piece.labels, piece.mask) * share
         student.scaler.scale(value).backward()
         total += float(value.detach())
+    total = runtime.average(student.model, student.optimizer, len(batch.labels), total)
     if not math.isfinite(total):
         student.failed = f"its loss became {total} at step {step + 1}; a smaller learning rate may help"
         student.stopped = "diverged"
@@ -216,10 +221,10 @@ def _step(student: Student, batch: Batch, loss: Loss, step: int, per_epoch: int,
 
 
 def _pieces(batch: Batch, pieces: int) -> list[Batch]:
-    """Cut a batch by rows."""
-    if pieces == 1:
+    """Cut a batch by rows; one of several processes may have none of the last."""
+    if pieces == 1 and len(batch.labels):
         return [batch]
-    size = -(-len(batch.labels) // pieces)
+    size = max(1, -(-len(batch.labels) // pieces))
     cut = []
     for first in range(0, len(batch.labels), size):
         part = slice(first, first + size)
@@ -248,16 +253,23 @@ def _validate(
 
 
 def _end_epoch(
-    students: Mapping[str, Student], grades: Mapping[str, Grade], shared_seconds: float, step: int, per_epoch: int
+    students: Mapping[str, Student],
+    grades: Mapping[str, Grade] | None,
+    shared_seconds: float,
+    step: int,
+    per_epoch: int,
 ) -> None:
-    """Keep the best of each, and stop those that no longer get better."""
+    """Keep the best of each, and stop those that no longer get better or are no longer graded."""
     for name, student in students.items():
         if student.stopped:
             continue
         student.losses.append(student.running / max(1, student.count))
         student.running, student.count = 0.0, 0
         student.shared_seconds = shared_seconds
-        if name in grades:
+        if grades is not None and name not in grades:
+            student.stopped = "given up"
+            continue
+        if grades:
             student.grades.append(list(grades[name]))
             if not student.best_epoch or list(grades[name]) > student.grades[student.best_epoch - 1]:
                 student.best_epoch = len(student.grades)
@@ -319,7 +331,7 @@ def predict(
     for model in models.values():
         model.to(device).eval()
     with bar(label, total=batches.rows) as advance:
-        for batch in batches.epoch(0):
+        for batch in part_of(batches, whole=True).epoch(0):
             batch = batch.to(device)
             for name, model in models.items():
                 with runtime.autocast(precision):
@@ -327,13 +339,25 @@ def predict(
                 logits = logits.float().cpu()
                 if name not in found:
                     total = len(ids) if offsets is None else int(offsets[-1])
-                    found[name] = np.empty((total, logits.shape[-1]), dtype=np.float32)
+                    found[name] = np.zeros((total, logits.shape[-1]), dtype=np.float32)
                 if offsets is None:
                     found[name][batch.rows] = logits.numpy()
                 else:
                     _scatter(found[name], logits[batch.mask.cpu()].numpy(), offsets, batch.rows)
             advance(len(batch.rows))
+    found = _gather(found, list(models), len(ids) if offsets is None else int(offsets[-1]))
     return {name: Predictions(ids=list(ids), logits=logits, offsets=offsets) for name, logits in found.items()}
+
+
+def _gather(found: dict[str, np.ndarray], names: Sequence[str], rows: int) -> dict[str, np.ndarray]:
+    """Put together what the processes have predicted: each row is zero in all but one of them."""
+    if runtime.processes() == 1:
+        return found
+    # With fewer batches than processes, some know nothing, not even how many outputs there are.
+    holders = runtime.total(torch.tensor(int(bool(found))))
+    width = int(runtime.total(torch.tensor(found[names[0]].shape[1] if found else 0)) / holders)
+    empty = np.zeros((rows, width), dtype=np.float32)
+    return {name: runtime.total(torch.from_numpy(found.get(name, empty.copy()))).numpy() for name in names}
 
 
 def _scatter(flat: np.ndarray, values: np.ndarray, offsets: np.ndarray, rows: np.ndarray) -> None:

@@ -4,7 +4,7 @@ Axes, everywhere: B examples in a batch, L layers (embedding output first), T to
 F features, C outputs. Nothing here is padded; padding exists only inside one `Batch`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -103,12 +103,21 @@ class Batches(Protocol):
     rows: int
     """Examples in an epoch."""
 
+    @property
+    def plan(self) -> Callable[[int], list[np.ndarray]]:
+        """The rows of every batch, by the epoch's number."""
+        ...
+
     def __len__(self) -> int:
         """Batches in an epoch."""
         ...
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
         """Yield the batches of epoch `number` from batch `start` on, so that a resumed run skips at no cost."""
+        ...
+
+    def read(self, batches: list[np.ndarray]) -> Iterator[Batch]:
+        """Yield these rows, batch by batch."""
         ...
 
 

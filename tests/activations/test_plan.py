@@ -55,3 +55,16 @@ def test_blocks_are_bucketed_by_length():
     lengths = np.random.default_rng(0).integers(5, 128, size=8000)
     batches = Plan(lengths, 16, seed=0, block=160)(0)
     assert sum(len(b) * lengths[b].max() for b in batches) / lengths.sum() < 1.05
+
+
+@given(
+    st.lists(st.integers(1, 40), min_size=2, max_size=80), st.integers(1, 9), st.sampled_from([None, 0, 3]), st.data()
+)
+def test_an_epoch_may_be_some_rows_alone(lengths, size, seed, data):
+    rows = np.array(sorted(data.draw(st.sets(st.integers(0, len(lengths) - 1), min_size=1))))
+    for block in (0, 4):
+        plan = Plan(np.array(lengths), size, seed=seed, block=block, chosen=rows)
+        for number in range(2):
+            batches = plan(number)
+            assert len(batches) == len(plan)
+            np.testing.assert_array_equal(np.sort(np.concatenate(batches)), rows)

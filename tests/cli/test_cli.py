@@ -1,17 +1,21 @@
 """Every command as its user calls it, and every mistake as one sentence."""
 
 import json
+import random
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import bertvision
+from bertvision import config
 from bertvision.cli import main
 from bertvision.heads import HEADS
+from bertvision.runs import find_runs
 from bertvision.tasks import TASKS
-from conftest import squad_json
+from conftest import review, squad_json
 
 COMMANDS = [
     "run",
@@ -21,10 +25,15 @@ COMMANDS = [
     "score",
     "ensemble",
     "predict",
+    "share",
+    "export",
+    "serve",
     "demo",
     "tasks",
     "heads",
     "backbones",
+    "presets",
+    "search",
 ]
 COMMANDS += ["runs list", "runs show", "runs compare"]
 FAST = ["--set", "train.epochs=3", "--set", "finetune.learning_rate=1e-3", "--set", "train.learning_rate=1e-2"]
@@ -156,6 +165,37 @@ def test_predict(cli, runs, tmp_path):
     (tmp_path / "items.jsonl").write_text('"a good film"\n{"text": "a bad film"}\n')
     _, out, _ = cli("predict", result.best.directory, "--file", tmp_path / "items.jsonl")
     assert len(out.splitlines()) == 2
+
+
+def test_share_and_export(cli, runs, tmp_path):
+    _, result = runs
+    text = "the film was great"
+    _, before, _ = cli("predict", result.best.directory, text, "--bert")
+    assert "BERT: " in before
+    code, out, _ = cli("share", result.best.directory, tmp_path / "shared")
+    assert code == 0 and str(tmp_path / "shared") in out
+    assert cli("predict", tmp_path / "shared", text, "--bert")[1] == before
+    assert cli("share", result.best.directory, tmp_path / "bare", "--without-backbone")[0] == 0
+    assert cli("predict", tmp_path / "bare", text, "--bert", "--backbone", result.best.backbone)[1] == before
+    code, out, _ = cli("export", result.best.directory, "--onnx", "--to", tmp_path / "onnx", "--rows", 8)
+    assert code == 0 and "100.00" in out
+    assert cli("predict", tmp_path / "onnx", text, "--bert")[1] == before
+    words = ["export", tmp_path / "shared", "--onnx", "--data", runs[0] / "none.csv"]
+    refused(cli(*words), "none.csv")
+    refused(
+        cli("export", result.best.directory, "--to", tmp_path / "x", "--rows", 8, "--tolerance", 0), "Nothing was kept"
+    )
+
+
+def test_mistakes_of_serving(cli, runs, tmp_path):
+    best = runs[1].best.directory
+    (tmp_path / "key").write_text(" \n")
+    refused(cli("serve", tmp_path / "none"), "No finished run")
+    refused(cli("serve", best, "--key-file", tmp_path / "key"), "empty")
+    refused(cli("serve", best, "--key-file", tmp_path / "no-key"), "Cannot read the API key")
+    refused(cli("serve", best, "--host", "203.0.113.1"), "Cannot listen")
+    refused(cli("serve", best, "--port", 99999), "--port")
+    refused(cli("predict", best, "text", "--backbone", tmp_path), "Cannot read the checkpoint")
 
 
 def test_runs(cli, runs):
@@ -297,3 +337,50 @@ def test_a_damaged_checkpoint_or_head_is_refused(cli, runs, tmp_path):
     weights = best.parent / "backbone" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:5000])
     refused(cli("predict", best, "text"), "Cannot read the checkpoint")
+
+
+def test_presets(cli, tmp_path):
+    code, out, _ = cli("presets", "--json")
+    assert code == 0 and len(json.loads(out)) == 38
+    assert cli("presets")[1].count("-bert-") == 18
+    code, out, _ = cli("presets", "mrpc-head-base")
+    (tmp_path / "mrpc.toml").write_text(out)
+    assert code == 0 and config.load(tmp_path / "mrpc.toml") == config.preset("mrpc-head-base")
+    code, _, err = cli("presets", "mrpc-head-bass")
+    assert code == 1 and "Did you mean 'mrpc-head-base'" in err
+
+
+def test_a_preset_under_flags(cli, tiny, tmp_path):
+    draw = random.Random(0)
+    (tmp_path / "MRPC").mkdir()
+    for split, rows in (("train", 40), ("dev", 10)):
+        lines = [f"{i % 2}\t{i}\t{i}\t{review(i % 2 == 0, draw)}\t{review(True, draw)}" for i in range(rows)]
+        text = "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String\n" + "\n".join(lines) + "\n"
+        (tmp_path / "MRPC" / f"{split}.tsv").write_text(text)
+    code, out, err = cli(
+        "run", "--preset", "mrpc-head-base", "--data-dir", tmp_path, "--backbone", tiny, "--runs", tmp_path / "runs",
+        "--max-tokens", "16", "--json",
+    )  # fmt: skip
+    assert code == 0, err
+    (head,) = [row for row in json.loads(out) if row["kind"] == "head"]
+    settings = find_runs(tmp_path / "runs").__next__().experiment["settings"]
+    assert head["name"] == "adapter-pooler:size=16" and settings["seed"] == 926
+    assert settings["data"]["max_tokens"] == 16 and settings["finetune"]["learning_rate"] == 2e-5
+
+
+def test_search(cli, tiny, reviews, tmp_path):
+    words = ["search", "--train-file", reviews, "--backbone", tiny, "--at", "0.5", "--heads", "learned,adapter:size=4"]
+    words += ["--trials", "4", "--space", "epochs=[2,3]", "--space", "gather=['max']", "--runs", tmp_path]
+    words += ["--set", "controls=false"]
+    code, out, err = cli(*words)
+    assert code == 0, err
+    assert "4 of 4 trials; best on validation" in err and "Importance: " in out and "complete" in out
+    file = Path(re.search(r"Experiment: (.*best.toml)", out)[1])
+    code, out, err = cli(*words, "--json")
+    found = json.loads(out)
+    assert code == 0 and found["experiment"] == str(file) and len(found["history"]) == 4
+    code, out, _ = cli("run", file, "--runs", tmp_path / "elsewhere", "--json")
+    (head,) = [row for row in json.loads(out) if row["kind"] == "head"]
+    assert code == 0 and head["score"] == found["final"][0]["score"] and head["validation"] == found["validation"]
+    code, _, err = cli(*words, "--storage", "postgres:/wrong")
+    assert code == 1 and "Cannot use 'postgres:/wrong' as storage of a search" in err

@@ -340,3 +340,54 @@ def test_predictions_survive_the_disk(tmp_path):
 
 def test_defaults_are_an_experiment():
     assert Experiment().to_dict()["backbone"] == "minilm"
+
+
+def test_given_checkpoints_are_points_of_a_curve(finished, tiny, reviews, tmp_path):
+    """Checkpoints fine-tuned elsewhere take the place of fine-tuning; the same weights give the same answers."""
+    result, _, _ = finished
+    place = result.file.parent
+    for fraction in ("0.5", "1"):
+        shutil.copytree(place / fraction / "backbone", tmp_path / "checkpoints" / fraction)
+    template = str(tmp_path / "checkpoints" / "{fraction}")
+    settings = {"train_file": str(reviews), "backbone": template, "heads": ["learned"], "notify": quiet}
+    found = [bertvision.run(root=tmp_path / "runs", seed=seed, **settings, **FAST) for seed in (0, 1)]
+    assert found[0].runs[0].primary == result.runs[0].primary and found[0].runs[-1].primary == result.runs[-1].primary
+    same = [next(run for run in each.runs if run.name == "learned") for each in (result, found[0])]
+    np.testing.assert_array_equal(same[0].predictions().logits, same[1].predictions().logits)
+    assert found[0].runs[0].directory == found[1].runs[0].directory  # BERT is the same whatever the heads' seed
+    assert found[0].best.directory != found[1].best.directory
+    assert found[0].runs[0].metrics["seconds"]["finetune"] == 0
+
+
+def test_a_head_can_learn_from_a_share_of_the_labels(finished, tiny, reviews):
+    result, root, _ = finished
+    settings = {"train_file": str(reviews), "backbone": str(tiny), "heads": ["learned"], "controls": False} | FAST
+    prepared = pipeline.prepare(make(**settings))
+    parts = [set(prepared.labelled(share)) for share in (0.1, 0.5, 1.0)]
+    assert parts[0] < parts[1] < parts[2] and [len(part) for part in parts] == [9, 43, 86]
+    labels = prepared.train.features.labels[sorted(parts[1])]
+    assert abs(labels.mean() - prepared.train.features.labels.mean()) < 0.02  # in the data's proportions
+    half = bertvision.run(root=root, notify=quiet, labels=0.5, **settings)
+    whole = next(run for run in result.runs if run.name == "learned")
+    assert half.best.directory != whole.directory and half.best.metrics["seconds"]["finetune"] > 0
+    assert half.runs[0].directory == result.runs[0].directory  # the backbone is the same
+    assert not np.array_equal(half.best.weights()["read.weight"], whole.weights()["read.weight"])
+    for share in (0.0, 1.5):
+        with pytest.raises(BertVisionError, match="share of the training rows"):
+            pipeline.prepare(make(labels=share, **settings))
+
+
+def test_a_head_carried_to_a_later_checkpoint(finished, tiny, reviews):
+    result, root, _ = finished
+    prepared = pipeline.prepare(make(train_file=str(reviews), backbone=str(tiny), **FAST))
+    tuned = pipeline.finetune(prepared, root)
+    for name in ("learned", "adapter:gather=max,layers=last,size=8"):
+        trained = next(run for run in result.runs if run.name == name)
+        here = pipeline.carry(prepared, trained, pipeline.open_point(prepared, tuned, 0.5))
+        np.testing.assert_allclose(here.predictions().logits, trained.predictions().logits, atol=1e-5)
+        later = pipeline.carry(prepared, trained, pipeline.open_point(prepared, tuned, 1.0))
+        assert later.kind == "carried" and later.experiment["fraction"] == 1.0
+        assert later.metrics["carried_from"] == 0.5
+        assert not np.array_equal(later.predictions().logits, trained.predictions().logits)
+        answers = bertvision.load(later.directory).predict(["the film was good"])
+        assert answers[0]["label"] in prepared.task.classes

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from bertvision.errors import BertVisionError
-from bertvision.tasks import TASKS, Request, interval, restore
+from bertvision.statistics import interval
+from bertvision.tasks import TASKS, Request, restore
 from bertvision.types import Predictions
 
 from .synthetic import perfect, spaced, wordpiece, write_task
@@ -175,6 +176,6 @@ def test_interval_holds_the_score(name, data):
         outcomes[::2, :2] = 0
     else:
         outcomes[::4, 1] = outcomes[1, 1]
-    low, high = interval(task, outcomes, task.primary, resamples=200)
+    low, high = interval(task, [outcomes], resamples=200)
     assert low <= task.summarize(outcomes)[task.primary] <= high < 100.001
-    assert interval(task, outcomes, task.primary, resamples=200) == (low, high)
+    assert interval(task, [outcomes], resamples=200) == (low, high)

@@ -147,3 +147,12 @@ def test_scores_of_own_classes_and_scores(tmp_path):
         {"pearson": 100.0, "spearman": 100.0}
     )
     assert replace(scores, max_tokens=7) != scores
+
+
+def test_a_name_that_is_taken_is_changed_unless_it_was_given(tmp_path):
+    (tmp_path / "squad2").mkdir()
+    rows = "text,label\ngood,a\nbad,b\n"
+    (tmp_path / "squad2" / "train.csv").write_text(rows)
+    assert custom(train=str(tmp_path / "squad2" / "train.csv")).name == "own-squad2"
+    with pytest.raises(BertVisionError, match="built-in task"):
+        custom(train=str(tmp_path / "squad2" / "train.csv"), name="squad2")

@@ -1,3 +1,4 @@
+import itertools
 from collections import Counter
 
 import numpy as np
@@ -7,7 +8,7 @@ from hypothesis import strategies as st
 
 from bertvision.errors import BertVisionError
 from bertvision.tasks import TASKS, Example
-from bertvision.tasks.splitting import count_of, draw, draw_groups, quantile_bins
+from bertvision.tasks.splitting import count_of, draw, draw_groups, draw_nested, quantile_bins
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=80), st.data(), st.integers(0, 9))
@@ -65,3 +66,15 @@ def test_bins_of_scores():
     bins = quantile_bins(np.arange(100.0).tolist())
     assert np.bincount(bins).tolist() == [10] * 10
     assert set(quantile_bins([1.0] * 9).tolist()) == {9}, "equal scores fall into one bin"
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.integers(0, 5))
+def test_nested_draws_are_nested_and_in_proportion(strata, seed):
+    strata = np.array(strata)
+    draws = [draw_nested(strata, count, seed) for count in range(len(strata) + 1)]
+    for count, (small, large) in enumerate(itertools.pairwise(draws)):
+        assert len(small) == count and set(small) < set(large) and list(large) == sorted(set(large))
+    for count, drawn in enumerate(draws):
+        for stratum in np.unique(strata):
+            fair = np.count_nonzero(strata == stratum) * count / len(strata)
+            assert abs(np.count_nonzero(strata[drawn] == stratum) - fair) <= len(np.unique(strata))

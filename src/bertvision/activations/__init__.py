@@ -1,10 +1,11 @@
 """Batches of hidden states (B, L, T, W), wherever they come from."""
 
-from bertvision.activations.choosing import MODES, Wanted, choose
+from bertvision.activations.choosing import MEMORY, MODES, Wanted, choose
 from bertvision.activations.converting import convert
 from bertvision.activations.formats import FORMATS
 from bertvision.activations.kept import Kept, Source, keep
 from bertvision.activations.layout import Layout, Rows, is_store
+from bertvision.activations.part import part_of
 from bertvision.activations.plan import Plan
 from bertvision.activations.store import Store, find_stores, remove_store
 from bertvision.activations.stored import Stored
@@ -14,6 +15,7 @@ from bertvision.activations.writing import write
 
 __all__ = [
     "FORMATS",
+    "MEMORY",
     "MODES",
     "Kept",
     "Layout",
@@ -30,6 +32,7 @@ __all__ = [
     "find_stores",
     "is_store",
     "keep",
+    "part_of",
     "remove_store",
     "write",
 ]

@@ -13,15 +13,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bertvision import runtime
 from bertvision.activations.formats import FORMATS
 from bertvision.activations.kept import Kept, keep, size
-from bertvision.activations.layout import MANIFEST, Layout, Rows, is_store
+from bertvision.activations.layout import MANIFEST, SHARD, Layout, Rows, is_store
 from bertvision.activations.plan import Plan
 from bertvision.activations.store import Store
 from bertvision.activations.stored import Stored
 from bertvision.activations.streamed import Streamed
 from bertvision.activations.tokens import Tokens
-from bertvision.activations.writing import write
+from bertvision.activations.writing import write, write_shards
 from bertvision.errors import BertVisionError, lookup
 from bertvision.files import write_error
 from bertvision.types import Batch, Batches, View
@@ -49,6 +50,8 @@ class Wanted:
     place: Path
     identity: Mapping[str, Any]
     type: str
+    shard: int = SHARD
+    """Bytes, about, that are written as one."""
     epochs: float
     """How often they will be read."""
 
@@ -64,10 +67,12 @@ class Wanted:
 
     def layout(self) -> Layout:
         """Plan the store."""
-        return Layout(type=self.type, view=self.source.view, width=self.width, lengths=self.rows.lengths)
+        return Layout(
+            type=self.type, view=self.source.view, width=self.width, lengths=self.rows.lengths, shard=self.shard
+        )
 
-    def store(self) -> Store:
-        """Open the store; write it first, or what is missing of it."""
+    def store(self, spread: Callable[[list[int]], object] | None = None) -> Store:
+        """Open the store; write it first, or what is missing of it: here, or wherever `spread` sees to it."""
         plan = self.source.tokens.plan
         return write(
             self.place,
@@ -78,7 +83,15 @@ class Wanted:
             type=self.type,
             batch_size=plan.batch_size,
             budget=plan.budget,
+            shard=self.shard,
+            shared=spread is None,
+            spread=spread,
         )
+
+    def write_shards(self, numbers: list[int]) -> None:
+        """Write shards of a store that was begun elsewhere."""
+        plan = self.source.tokens.plan
+        write_shards(self.place, self.layout(), numbers, self.source, plan.batch_size, plan.budget)
 
 
 def choose(mode: str, wanted: Wanted, tokens: Tokens, notify: Callable[[str], None]) -> Batches:
@@ -87,7 +100,7 @@ def choose(mode: str, wanted: Wanted, tokens: Tokens, notify: Callable[[str], No
     source, device = wanted.source, wanted.source.device
     needed = size(wanted.rows.lengths, source.view, wanted.width)
     free = _free_memory()
-    few = needed <= min(MEMORY, free // 2)
+    few = runtime.decide(needed <= min(MEMORY, free // 2))
     if mode == "memory" and needed > free:
         raise BertVisionError(
             f"The states take {needed / 1e9:.1f} GB, but {free / 1e9:.1f} GB of memory are free. "
@@ -97,7 +110,7 @@ def choose(mode: str, wanted: Wanted, tokens: Tokens, notify: Callable[[str], No
     if store is None:
         if mode == "memory" or (mode == "auto" and few):
             return Kept(keep(source, source.tokens.plan), wanted.rows.labels, tokens.plan)
-        if mode == "stream" or (mode == "auto" and not _pays(wanted, tokens.plan, notify)):
+        if mode == "stream" or (mode == "auto" and not runtime.decide(_pays(wanted, tokens.plan, notify))):
             return source.over(tokens)
         store = wanted.store()
     stored = Stored(store, tokens.plan, source.view, device=device)

@@ -40,7 +40,11 @@ class Kept:
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
         """Yield the hidden states of epoch `number` from batch `start` on."""
-        for rows in self.plan(number)[start:]:
+        yield from self.read(self.plan(number)[start:])
+
+    def read(self, batches: Iterable[np.ndarray]) -> Iterator[Batch]:
+        """Yield the hidden states of these rows, batch by batch."""
+        for rows in batches:
             chosen = [self.states[row] for row in rows]
             lengths = torch.tensor([state.shape[1] for state in chosen])
             layers, _, width = chosen[0].shape

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bertvision.activations.plan import Plan
 from bertvision.activations.tokens import Tokens
 from bertvision.types import Batch, View
 
@@ -37,6 +38,11 @@ class Streamed:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    @property
+    def plan(self) -> Plan:
+        """The order of its tokens."""
+        return self.tokens.plan
 
     def over(self, tokens: Tokens) -> "Streamed":
         """Return the same states in the order of `tokens`."""

@@ -5,6 +5,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 from zlib_ng import zlib_ng
 
+from bertvision import runtime
 from bertvision.activations.formats import FORMATS
 from bertvision.activations.kept import Source
 from bertvision.activations.layout import (
@@ -53,9 +55,15 @@ def write(
     batch_size: int = 64,
     budget: int = 8192,
     shard: int = SHARD,
+    shared: bool = False,
+    spread: Callable[[list[int]], object] | None = None,
     label: str = "write states",
 ) -> Store:
-    """Write the states of every row, or what is still missing of them; return the finished store."""
+    """Write the states of every row, or what is still missing of them; return the finished store.
+
+    A shard is the same whoever computes it. `shared`: processes that work together write it, each every so many
+    shards. `spread`: has `write_shards` called elsewhere for the shards it is given, and returns when they are there.
+    """
     path = Path(path)
     lookup(FORMATS, type, "type of stored states")
     if not rows.ids:
@@ -63,26 +71,48 @@ def write(
     layout = Layout(type=type, view=source.view, width=width, lengths=rows.lengths, shard=shard)
     known = rows.to_bytes()
     header = _header(layout, rows, known, identity)
-    with locked(path.absolute(), wait=False):
+    rank, of = (runtime.rank(), runtime.processes()) if shared else (0, 1)
+    with locked(path.absolute(), wait=False) if rank == 0 else nullcontext():
         try:
-            if is_store(path):
+            if runtime.decide(is_store(path)) if shared else is_store(path):
                 store = Store(path)
                 _require_same(path, "another store", store.manifest, header)
                 (path / UNFINISHED).unlink(missing_ok=True)  # killed between the last two steps
                 return store
-            _begin(path, header, known)
-            missing = [number for number in range(len(layout.bounds)) if not _is_written(path, layout, number)]
+            if rank == 0:
+                _begin(path, header, known)
+            _meet(of)
+            numbers = range(rank, len(layout.bounds), of)
+            missing = [number for number in numbers if not _is_written(path, layout, number)]
             require_space(path, sum(map(layout.shard_bytes, missing)), f"The store of {len(rows.ids):,} rows as {type}")
-            done = len(rows.ids) - sum(last - first for first, last in (layout.bounds[number] for number in missing))
-            with bar(label, total=len(rows.ids), done=done) as advance:
-                _write_shards(path, layout, missing, source, batch_size, budget, advance)
-            shards = [entry | {"sha256": _check(path, layout, number)} for number, entry in enumerate(header["shards"])]
-            with replacing(path / MANIFEST) as file:
-                file.write(seal(header | {"shards": shards}))
-            (path / UNFINISHED).unlink()
+            mine, left = (sum(b - a for a, b in (layout.bounds[n] for n in each)) for each in (numbers, missing))
+            if spread is not None:
+                spread(missing)
+            else:
+                with bar(label, total=mine, done=mine - left) as advance:
+                    write_shards(path, layout, missing, source, batch_size, budget, advance)
+            _meet(of)
+            if rank == 0:
+                finish(path, layout, header)
+            _meet(of)
         except OSError as error:
             raise write_error(path, error) from error
         return Store(path)
+
+
+def finish(path: Path, layout: Layout, header: dict[str, Any]) -> None:
+    """Write the manifest of a store whose shards are all there."""
+    shards = [entry | {"sha256": _check(path, layout, number)} for number, entry in enumerate(header["shards"])]
+    with replacing(path / MANIFEST) as file:
+        file.write(seal(header | {"shards": shards}))
+    (path / UNFINISHED).unlink()
+    for leftover in leftovers(path):  # of a machine that died
+        leftover.unlink(missing_ok=True)
+
+
+def _meet(processes: int) -> None:
+    if processes > 1:
+        runtime.wait()
 
 
 def _header(layout: Layout, rows: Rows, known: bytes, identity: Mapping[str, Any]) -> dict[str, Any]:
@@ -153,14 +183,14 @@ def _check(path: Path, layout: Layout, number: int) -> str:
         return hashlib.sha256(file.read()).hexdigest()
 
 
-def _write_shards(
+def write_shards(
     path: Path,
     layout: Layout,
     missing: list[int],
     source: Source,
     batch_size: int,
     budget: int,
-    advance: Callable[[int], None],
+    advance: Callable[[int], None] = lambda rows: None,
 ) -> None:
     """Compute here, encode and write in the background."""
     waiting: deque[Future[None]] = deque()

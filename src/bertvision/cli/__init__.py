@@ -1,11 +1,13 @@
 """The command line: parses, calls, prints. No work is done here."""
 
+import os
 import sys
 
 import typer
 
-from bertvision.cli import listings, stores, work
+from bertvision.cli import answering, listings, searching, stores, studying, work
 from bertvision.errors import BertVisionError
+from bertvision.progress import SPEAKS
 
 app = typer.Typer(
     name="bertvision",
@@ -16,12 +18,17 @@ app = typer.Typer(
     help="Fine-tune an encoder for a fraction of an epoch, read all its layers, train a tiny head on them.",
 )
 work.register(app)
+answering.register(app)
 stores.register(app)
+searching.register(app)
+studying.register(app)
 listings.register(app)
 
 
 def main() -> None:
     """Run a command; print a user's mistake as one sentence, without a traceback."""
+    if not SPEAKS:
+        sys.stdout = open(os.devnull, "w")
     try:
         app()
     except BertVisionError as error:

@@ -1,4 +1,4 @@
-"""Commands that list: tasks, heads, backbones, runs."""
+"""Commands that list: tasks, heads, backbones, presets, runs."""
 
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +12,7 @@ from bertvision.errors import BertVisionError
 
 def register(app: typer.Typer) -> None:
     """Add the commands to `app`."""
-    for command in (tasks, heads, backbones):
+    for command in (tasks, heads, backbones, presets):
         app.command()(command)
     inner = typer.Typer(no_args_is_help=True, help="Look at finished runs.")
     inner.command("list")(list_runs)
@@ -107,6 +107,34 @@ def backbones(as_json: Json = False) -> None:
     show.table(rows, numbers=("layers", "width", "parameters"))
 
 
+def presets(
+    name: Annotated[str, typer.Argument(help="Print this one as a TOML file, to save and change.")] = "",
+    as_json: Json = False,
+) -> None:
+    """List the published settings of each task, for BERT alone and for a head, base and large.
+
+    Example: bertvision presets mrpc-head-base > mrpc.toml
+    """
+    from bertvision import config
+
+    if name:
+        experiment = config.preset(name)
+        show.as_json(experiment.to_dict()) if as_json else print(experiment.to_toml(), end="")
+        return
+    if as_json:
+        show.as_json(config.presets())
+        return
+    rows = []
+    for each in config.presets():
+        made = config.preset(each)
+        row = {"preset": each, "heads": ", ".join(made.heads) or "-", "tokens": made.data.max_tokens}
+        row |= {"BERT rate": f"{made.finetune.learning_rate:g}", "BERT batch": made.finetune.batch_size}
+        row |= {"head rate": f"{made.train.learning_rate:g}" if made.heads else "-", "seed": made.seed}
+        rows.append(row)
+    show.table(rows, numbers=("tokens", "BERT rate", "BERT batch", "head rate", "seed"))
+    print("bertvision run --preset NAME; BERT alone: bertvision finetune --preset NAME")
+
+
 def list_runs(root: Root = Path("runs"), as_json: Json = False) -> None:
     """List finished runs.
 
@@ -173,7 +201,8 @@ def compare_runs(
     Example: bertvision runs compare RUN/bert-4e5f6a7b RUN/adapter-0a1b2c3d
     """
     from bertvision.runs import open_run
-    from bertvision.tasks import difference, restore
+    from bertvision.statistics import Pair, compare
+    from bertvision.tasks import restore
 
     found = [open_run(path) for path in runs]
     if len(found) < 2:
@@ -184,14 +213,15 @@ def compare_runs(
     for run in found:
         if run.predictions().ids != first.predictions().ids:
             raise BertVisionError(f"{run.directory} was scored on other rows than {first.directory}.")
-        low, high = difference(task, first.outcomes(), run.outcomes(), task.primary)
+        gap = compare([Pair(task, [first.outcomes()], [run.outcomes()])])
         rows.append(
             {
                 "name": run.name,
                 "fraction": run.experiment["fraction"],
                 task.primary: round(run.primary, 2),
                 "difference": round(run.primary - first.primary, 2),
-                "95 % of it": [round(low, 2), round(high, 2)],
+                "95 % of it": [round(gap.low, 2), round(gap.high, 2)],
+                "p": round(gap.p, 3),
                 "parameters": run.metrics["parameters"],
                 "seconds": round(run.metrics["seconds"]["total"], 1),
             }

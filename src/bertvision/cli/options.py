@@ -4,9 +4,10 @@ import inspect
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
+from typer.models import ArgumentInfo
 
 from bertvision import config
 from bertvision.config import Experiment
@@ -39,7 +40,10 @@ FLAGS: dict[str, tuple[str, type, str]] = {
 
 
 def experiment_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """Give `command(experiment, ...)` a TOML argument, every flag of FLAGS, and --set."""
+    """Give `command(experiment, ...)` a TOML argument, every flag of FLAGS, and --set.
+
+    A command that takes `experiments` instead gets all of a file that holds several, each with its table of [study].
+    """
     own = inspect.signature(command).parameters
     added = [
         inspect.Parameter(
@@ -49,6 +53,11 @@ def experiment_flags(command: Callable[..., None]) -> Callable[..., None]:
             annotation=Annotated[Path | None, typer.Argument(help="Experiment file (TOML).", metavar="[FILE.toml]")],
         )
     ]
+    published = Annotated[
+        str | None,
+        typer.Option(help="Published settings (`bertvision presets`), under all others.", show_default=False),
+    ]
+    added.append(inspect.Parameter("preset", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=published))
     for name, (_, kind, text) in FLAGS.items():
         annotation = Annotated[kind | None, typer.Option(help=text, show_default=False)]
         added.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
@@ -60,21 +69,26 @@ def experiment_flags(command: Callable[..., None]) -> Callable[..., None]:
     @wraps(command)
     def wrapped(**given: Any) -> None:
         flags = {name: given.pop(name) for name in FLAGS}
-        file, settings = given.pop("config_file"), given.pop("settings")
-        command(make_experiment(file, flags, settings or []), **given)
+        file, settings, preset = given.pop("config_file"), given.pop("settings"), given.pop("preset")
+        if "experiments" in own:
+            several = config.load_several(file, preset or "")
+            command([(lay_over(each, flags, settings or []), study) for each, study in several], **given)
+        else:
+            command(lay_over(config.load(file, name=preset or ""), flags, settings or []), **given)
 
-    rest = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for n, p in own.items() if n != "experiment"]
-    wrapped.__signature__ = inspect.Signature([*added, *rest])  # pyright: ignore[reportAttributeAccessIssue]
-    wrapped.__annotations__ = {p.name: p.annotation for p in [*added, *rest]}
+    rest = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for n, p in own.items() if not n.startswith("experiment")]
+    words = [p for p in rest if any(isinstance(each, ArgumentInfo) for each in get_args(p.annotation))]
+    everything = [*words, *added, *(p for p in rest if p not in words)]
+    wrapped.__signature__ = inspect.Signature(everything)  # pyright: ignore[reportAttributeAccessIssue]
+    wrapped.__annotations__ = {p.name: p.annotation for p in everything}
     del wrapped.__wrapped__
     return wrapped
 
 
-def make_experiment(file: Path | None, flags: dict[str, Any], settings: list[str]) -> Experiment:
-    """Lay flags and --set over the file, and the file over the defaults."""
+def lay_over(experiment: Experiment, flags: dict[str, Any], settings: list[str]) -> Experiment:
+    """Lay flags and --set over an experiment."""
     from bertvision import heads  # torch comes with it, which --help need not wait for
 
-    experiment = config.load(file)
     for name, value in flags.items():
         if value is None:
             continue

@@ -7,7 +7,7 @@ import typer
 
 from bertvision.cli import show
 from bertvision.cli.options import experiment_flags
-from bertvision.cli.work import Json, Root
+from bertvision.cli.work import Cluster, Json, Root
 from bertvision.config import Experiment
 from bertvision.errors import BertVisionError
 
@@ -39,6 +39,7 @@ def extract(
     layers: Layers = "all",
     first: First = False,
     pooled: Pooled = False,
+    address: Cluster = "",
     root: Root = Path("runs"),
     as_json: Json = False,
 ) -> None:
@@ -50,7 +51,8 @@ def extract(
     from bertvision.progress import say
 
     made = []
-    for store in pipeline.extract(experiment, root, _splits(splits), layers, first=first, pooled=pooled, notify=say):
+    options: dict[str, Any] = {"first": first, "pooled": pooled, "address": address, "notify": say}
+    for store in pipeline.extract(experiment, root, _splits(splits), layers, **options):
         made.append(_describe(store))
     _print(made, as_json)
 

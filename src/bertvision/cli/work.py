@@ -1,4 +1,4 @@
-"""Commands that do the work: run, finetune, train, evaluate, score, ensemble, predict, demo."""
+"""Commands that do the work: run, finetune, train, evaluate, score, ensemble, demo."""
 
 import json
 import sys
@@ -11,8 +11,10 @@ from bertvision.cli import show
 from bertvision.cli.options import experiment_flags
 from bertvision.config import Experiment, make
 from bertvision.errors import BertVisionError
+from bertvision.progress import SPEAKS
 
 Root = Annotated[Path, typer.Option("--runs", help="Where runs are kept.")]
+Cluster = Annotated[str, typer.Option("--cluster", help="Ray cluster to work on: ray://HOST:PORT, or auto.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 # The demo's rows are few enough for two cores and a quarter of an hour; its scores are those of a subset.
@@ -28,7 +30,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands to `app`."""
     for command in (run, finetune, train):
         app.command()(experiment_flags(command))
-    for command in (evaluate, score, ensemble, predict, demo):
+    for command in (evaluate, score, ensemble, demo):
         app.command()(command)
 
 
@@ -39,8 +41,54 @@ def run(experiment: Experiment, root: Root = Path("runs"), as_json: Json = False
     """
     from bertvision import pipeline
 
+    if "," in experiment.task:
+        _run_together(experiment, root, as_json)
+        return
     result = pipeline.run(experiment, root=root)
     _print_comparison(result, as_json)
+
+
+def _run_together(experiment: Experiment, root: Path, as_json: bool) -> None:
+    """One backbone for all tasks, and the backbone of each task alone beside it."""
+    from bertvision import pipeline
+
+    each = _apart(experiment)
+    rows = []
+    for task, runs in pipeline.run_together(each, root).items():
+        alone = pipeline.run(next(one for one in each if one.task == task), root=root)
+        for shared, found in ((True, runs), (False, alone.runs)):
+            rows += [
+                {
+                    "task": task,
+                    "backbone": "shared" if shared else "its own",
+                    "fraction": run.experiment["fraction"],
+                    "name": run.name,
+                    "kind": run.kind,
+                    "primary": run.metrics["primary"],
+                    "score": run.metrics["score"],
+                    "interval": run.metrics["interval"],
+                    "validation": run.grade[0],
+                    "directory": str(run.directory),
+                }
+                for run in found
+            ]
+    if as_json:
+        show.as_json(rows)
+        return
+    table = [
+        {
+            "task": row["task"],
+            "backbone": row["backbone"],
+            "fraction": f"{row['fraction']:g}",
+            "model": row["name"],
+            "score": f"{row['score'][row['primary']]:.2f} {row['primary']}",
+            "95 %": "{:.2f} - {:.2f}".format(*row["interval"]),
+            "validation": f"{row['validation']:.2f}",
+        }
+        for row in rows
+    ]
+    show.table(table, numbers=["fraction", "score", "95 %", "validation"])
+    print("Runs on the shared backbone answer with one forward pass for all: bertvision serve RUN RUN ...")
 
 
 def finetune(experiment: Experiment, root: Root = Path("runs"), as_json: Json = False) -> None:
@@ -50,11 +98,46 @@ def finetune(experiment: Experiment, root: Root = Path("runs"), as_json: Json = 
     """
     from bertvision import pipeline
 
-    prepared = pipeline.prepare(experiment)
-    tuned = pipeline.finetune(prepared, root)
+    if "," in experiment.task:
+        members = [(each.prepared, each.tuned) for each in pipeline.finetune_together(_apart(experiment), root)]
+    else:
+        prepared = pipeline.prepare(experiment)
+        members = [(prepared, pipeline.finetune(prepared, root))]
+    curves = [_curve(prepared, tuned) for prepared, tuned in members]
+    if as_json:
+        show.as_json([row for rows in curves for row in rows])
+        return
+    for (prepared, tuned), rows in zip(members, curves, strict=True):
+        key = prepared.task.primary
+        table = [
+            {
+                "fraction": f"{row['fraction']:g}",
+                "training loss": f"{row['training_loss']:.4f}",
+                "seconds": f"{row['seconds']:.0f}",
+                f"validation {key}": f"{row['validation'][key]:.2f}",
+                f"dev {key}": f"{row['score'][key]:.2f}",
+            }
+            for row in rows
+        ]
+        show.table(table, prepared.task.name if len(members) > 1 else "", numbers=list(table[0]))
+        print(f"Backbones: {tuned.directory}")
+
+
+def _apart(experiment: Experiment) -> list[Experiment]:
+    """One experiment for each task that `--task a,b,c` names."""
+    from dataclasses import replace
+
+    return [replace(experiment, task=task.strip()) for task in experiment.task.split(",")]
+
+
+def _curve(prepared: Any, tuned: Any) -> list[dict[str, Any]]:
+    """BERT at every fraction."""
+    from bertvision import pipeline
+
     runs = [pipeline.bert_run(prepared, pipeline.open_point(prepared, tuned, f)) for f in tuned.fractions]
-    rows = [
+    return [
         {
+            "task": prepared.task.name,
             "fraction": run.experiment["fraction"],
             "training_loss": run.metrics["training_loss"],
             "seconds": run.metrics["seconds"]["total"],
@@ -65,22 +148,6 @@ def finetune(experiment: Experiment, root: Root = Path("runs"), as_json: Json = 
         }
         for run in runs
     ]
-    if as_json:
-        show.as_json(rows)
-        return
-    key = prepared.task.primary
-    table = [
-        {
-            "fraction": f"{row['fraction']:g}",
-            "training loss": f"{row['training_loss']:.4f}",
-            "seconds": f"{row['seconds']:.0f}",
-            f"validation {key}": f"{row['validation'][key]:.2f}",
-            f"dev {key}": f"{row['score'][key]:.2f}",
-        }
-        for row in rows
-    ]
-    show.table(table, numbers=list(table[0]))
-    print(f"Backbones: {tuned.directory}")
 
 
 def train(experiment: Experiment, root: Root = Path("runs"), as_json: Json = False) -> None:
@@ -161,57 +228,6 @@ def ensemble(
     print(f"Run: {made.directory}")
 
 
-def predict(
-    run: Annotated[Path, typer.Argument(help="Directory of a finished run.")],
-    texts: Annotated[list[str] | None, typer.Argument(help="A text; two for a pair; question and context.")] = None,
-    question: Annotated[str, typer.Option(help="Question, with --context.")] = "",
-    context: Annotated[str, typer.Option(help="Text to answer from.")] = "",
-    file: Annotated[Path | None, typer.Option(help="JSONL with one item a line; - reads stdin.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Answer new text with a finished run.
-
-    Example: bertvision predict RUN "a warm, funny film"
-    """
-    from bertvision import predictor
-
-    items: list[Any]
-    if file is not None:
-        items = _read_items(file)
-    elif question or context:
-        items = [{"question": question, "context": context}]
-    elif texts:
-        items = [texts[0] if len(texts) == 1 else tuple(texts)]
-    else:
-        raise BertVisionError("Nothing to predict: give a text, --question and --context, or --file.")
-    answers = predictor.load(run).predict(items)
-    if as_json:
-        show.as_json(answers)
-        return
-    for answer in answers:
-        print(show.answer(answer))
-
-
-def _read_items(file: Path) -> list[Any]:
-    """Read a JSON string, list of two or object per line."""
-    items = []
-    try:
-        text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BertVisionError(f"Cannot read {file}: {error}.") from error
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            item = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise BertVisionError(f"{file}, line {number}, is not valid JSON: {error}.") from error
-        if not isinstance(item, str | list | dict):
-            raise BertVisionError(f"{file}, line {number}: expected a text, a pair or an object, got {item!r}.")
-        items.append(tuple(item) if isinstance(item, list) else item)
-    return items
-
-
 def demo(root: Root = Path("runs")) -> None:
     """Show the whole line on real data, with embedded defaults and no hub: MiniLM on STS-B and Rotten Tomatoes.
 
@@ -219,6 +235,7 @@ def demo(root: Root = Path("runs")) -> None:
     """
     from bertvision import pipeline, predictor
 
+    chosen = []
     for task, items in DEMO_TASKS.items():
         result = pipeline.run(make(task=task, heads=DEMO_HEADS, **DEMO), root=root)
         _print_comparison(result, as_json=False)
@@ -227,6 +244,8 @@ def demo(root: Root = Path("runs")) -> None:
             print(f"\n{said!r} -> {show.answer(answer)}")
             words = " ".join(json.dumps(text) for text in ([item] if isinstance(item, str) else item))
             print(f"Ask it yourself: {sys.argv[0]} predict {result.best.directory} {words}\n")
+        chosen.append(str(result.best.directory))
+    print(f"Try both in a browser: {sys.argv[0]} serve {' '.join(chosen)}")
 
 
 def _print_comparison(result: Any, as_json: bool) -> None:
@@ -236,7 +255,8 @@ def _print_comparison(result: Any, as_json: bool) -> None:
     worded = show.comparison(rows)
     plain = [{key: value for key, value in row.items() if key != "chosen"} for row in worded]
     text = show.markdown(plain, numbers=[name for name in plain[0] if name != "model"])
-    result.file.with_suffix(".md").write_text(text, encoding="utf-8")
+    if SPEAKS:
+        result.file.with_suffix(".md").write_text(text, encoding="utf-8")
     if as_json:
         show.as_json(rows)
         return

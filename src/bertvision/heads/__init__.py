@@ -13,6 +13,7 @@ from torch import nn
 
 from bertvision.errors import BertVisionError, lookup
 from bertvision.heads.adapters import Adapter
+from bertvision.heads.attention import LayerAttention
 from bertvision.heads.cnn import cnn_1xn, cnn_nxn
 from bertvision.heads.gathers import GATHERS
 from bertvision.heads.head import Head, Last, Select
@@ -27,11 +28,13 @@ __all__ = [
     "Head",
     "Last",
     "Select",
+    "build_for",
     "build_head",
     "canonical",
     "count",
     "expand",
     "last_layer_only",
+    "options_of",
     "parse",
     "view_of",
 ]
@@ -76,6 +79,8 @@ HEADS: dict[str, Row] = {
     "last": Row(lambda s, dropout=0.1: Last(s, dropout=dropout), "BERT's own kind of head, on the last layer", "BERT"),
     "mean": Row(lambda s, **o: Head(s, MeanPool(), **o), "average of the layers", "average pooling"),
     "learned": Row(lambda s, **o: Head(s, LearnedPool(s.layers), **o), "learned weights for the layers", "learned pooling; Tenney small"),
+    "attention": Row(lambda s, **o: Head(s, LayerAttention(s.layers, s.width), **o), "every token weighs its own layers"),
+    "attention-skip": Row(lambda s, **o: Head(s, LayerAttention(s.layers, s.width), skip=True, **o), "and the last layer put back"),
     "adapter": Row(lambda s, size=64, norm=False, start=1e-3, **o: adapter(s, size, norm=norm, start=start, **o), "one adapter for all layers", "adapter 64 shared"),
     "adapter-skip": Row(lambda s, size=64, norm=False, start=1e-3, **o: adapter(s, size, skip=True, norm=norm, start=start, **o), "and the last layer put back", "adapter 64 shared + skip"),
     "adapter-independent": Row(lambda s, size=64, norm=False, start=1e-3, **o: adapter(s, size, shared=False, norm=norm, start=start, **o), "an adapter for each layer", "adapter 64 independent"),
@@ -113,12 +118,7 @@ COMMON = {"gather": "cls", "dropout": 0.0}
 def parse(spec: str) -> tuple[str, dict[str, Any]]:
     """Read "adapter:size=64,layers=0,6,12" as a name and its options."""
     name, _, rest = spec.partition(":")
-    row = lookup(HEADS, name.strip(), "head")
-    known = {key: value.default for key, value in list(signature(row.build).parameters.items())[1:]}
-    if any(p.kind is Parameter.VAR_KEYWORD for p in signature(row.build).parameters.values()):
-        known.pop("o", None)
-        known |= COMMON
-    known |= {"layers": "all", "pooled": False}
+    known = options_of(name.strip())
     options: dict[str, Any] = {}
     # A piece without "=" continues the one before it: layers=0,6,12.
     for piece in re.findall(r"[^=,]+=[^=]*(?=,[^=,]+=|$)", rest) if rest else []:
@@ -132,6 +132,16 @@ def parse(spec: str) -> tuple[str, dict[str, Any]]:
     for gather in options.get("gather", "cls").split("+"):
         lookup(GATHERS, gather, "gather")
     return name.strip(), options
+
+
+def options_of(name: str) -> dict[str, Any]:
+    """Return the options a head takes, with their defaults."""
+    parameters = signature(lookup(HEADS, name, "head").build).parameters
+    known = {key: value.default for key, value in list(parameters.items())[1:]}
+    if any(p.kind is Parameter.VAR_KEYWORD for p in parameters.values()):
+        known.pop("o", None)
+        known |= COMMON
+    return known | {"layers": "all", "pooled": False}
 
 
 def _convert(text: str, default: Any, key: str) -> Any:
@@ -190,6 +200,12 @@ def build_head(spec: str, shape: Shape) -> nn.Module:
     seen = replace(shape, layers=len(chosen), pooled=pooled)
     head = HEADS[name].build(seen, **options)
     return head if chosen == list(range(shape.layers)) else Select(head, chosen)
+
+
+def build_for(spec: str, shape: Shape, view: View) -> nn.Module:
+    """Build a head that finds its layers in states which are a view of all of them."""
+    head = build_head(spec, shape)
+    return head.through(view, shape.layers - shape.pooled) if isinstance(head, Select) else head
 
 
 def view_of(specs: Iterable[str], shape: Shape) -> View:

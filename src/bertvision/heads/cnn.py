@@ -5,6 +5,7 @@
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
 
 
@@ -17,8 +18,9 @@ class EachToken(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         tokens = x.movedim(1, 2)
-        if x.is_meta:  # counting parameters: there are no values to select by
-            return self.network(tokens.flatten(0, 1)).unflatten(0, mask.shape)
+        if x.is_meta or torch.compiler.is_exporting():  # no values to select by: compute padding too, and blank it
+            every = self.network(tokens.flatten(0, 1))
+            return every.reshape(*mask.shape, every.shape[-1]) * mask.unsqueeze(-1)
         real = self.network(tokens[mask])
         out = real.new_zeros(*mask.shape, real.shape[-1])
         out[mask] = real

@@ -50,10 +50,11 @@ class All(nn.Module):
         self.tokens = tokens
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        if x.shape[1] > self.tokens:
+        if not torch.compiler.is_exporting() and x.shape[1] > self.tokens and mask[:, self.tokens :].any():
             raise ValueError(f"a head with gather=all was built for {self.tokens} tokens, got {x.shape[1]}")
         x = x * mask.unsqueeze(-1)
-        return functional.pad(x, (0, 0, 0, self.tokens - x.shape[1])).flatten(start_dim=1)
+        # Padded, then cut: others in the batch may be longer, and a graph must not depend on which is the case.
+        return functional.pad(x, (0, 0, 0, self.tokens))[:, : self.tokens].flatten(start_dim=1)
 
 
 class Several(nn.Module):

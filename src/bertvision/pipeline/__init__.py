@@ -16,33 +16,41 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bertvision import runtime
 from bertvision.config import Experiment, make, merge
 from bertvision.files import value_hash, write_json
-from bertvision.pipeline.finetuning import Tuned, finetune, open_point
-from bertvision.pipeline.prepared import Notify, Prepared, find_task, prepare
-from bertvision.pipeline.probing import train_heads
+from bertvision.pipeline.finetuning import Point, Tuned, finetune, open_point
+from bertvision.pipeline.prepared import Notify, Prepared, dev_examples, find_task, prepare
+from bertvision.pipeline.probing import carry, train_heads
 from bertvision.pipeline.scoring import bert_run, ensemble, rescore
 from bertvision.pipeline.states import estimate, extract
+from bertvision.pipeline.together import finetune_together, run_together
 from bertvision.progress import say
 from bertvision.runs import Run
 
 __all__ = [
     "Comparison",
+    "Notify",
+    "Point",
     "Prepared",
     "Tuned",
     "bert_run",
+    "carry",
     "choose",
+    "dev_examples",
     "ensemble",
     "estimate",
     "experiment_of",
     "extract",
     "find_task",
     "finetune",
+    "finetune_together",
     "open_point",
     "prepare",
     "rescore",
     "rows",
     "run",
+    "run_together",
     "train_heads",
 ]
 
@@ -88,7 +96,8 @@ def run(
     key = value_hash([str(each.directory.relative_to(tuned.directory)) for each in found])
     file = tuned.directory / f"results-{key}.json"
     comparison = Comparison(found, best, file)
-    write_json(file, {"experiment": experiment.to_dict(), "source": prepared.source, "rows": rows(comparison)})
+    if runtime.first():
+        write_json(file, {"experiment": experiment.to_dict(), "source": prepared.source, "rows": rows(comparison)})
     return comparison
 
 

@@ -1,25 +1,29 @@
 """Fine-tune a backbone for fractions of an epoch, and open what was saved."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bertvision import runtime
 from bertvision.activations import Streamed, Tokens
-from bertvision.backbones import Backbone, Reader, load_backbone, save_backbone, weights_hash
+from bertvision.backbones import Backbone, Loaded, Reader, load_backbone, save_backbone, weights_hash
+from bertvision.config import FRACTION, Experiment, Optim
 from bertvision.errors import BertVisionError
 from bertvision.files import locked, read_json, replacing_directory, value_hash, write_json
 from bertvision.heads import Last
 from bertvision.pipeline.prepared import Prepared, fingerprint
 from bertvision.progress import say
 from bertvision.runs import slug
-from bertvision.training import fit
-from bertvision.types import View
+from bertvision.training import Loss, fit
+from bertvision.types import Batches, View
+
+UNTRAINED = {"training_loss": 0.0, "seconds": 0.0, "steps": 0, "saving_seconds": 0.0}
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,8 @@ class Tuned:
 def finetune(prepared: Prepared, root: Path) -> Tuned:
     """Fine-tune once and keep the backbone at every fraction asked for."""
     experiment = prepared.experiment
+    if experiment.given:
+        return _adopt(prepared, root)
     loaded = load_backbone(experiment.backbone)
     fractions = sorted(set(experiment.fractions))
     optim = replace(prepared.finetune, epochs=max(fractions))
@@ -60,46 +66,96 @@ def finetune(prepared: Prepared, root: Path) -> Tuned:
     key = value_hash(settings)
     place = Path(root) / slug(prepared.task.name) / slug(Path(experiment.backbone).name) / key
     tuned = Tuned(place, fractions)
-    missing = [f for f in fractions if not (tuned.backbone(f) / "point.json").is_file()]
+    missing = [f for f in fractions if not runtime.decide((tuned.backbone(f) / "point.json").is_file())]
     if not missing:
         return tuned
-    write_json(place / "settings.json", settings)
-    torch.manual_seed(experiment.seed)
-    head = Last(prepared.shape(loaded.backbone), dropout=loaded.dropout)
-    if loaded.last:
-        _restore_last(head, loaded.last)
-    reader = Reader(loaded.backbone, head)
+    if runtime.first():
+        write_json(place / "settings.json", settings)
+    reader = new_reader(prepared, loaded)
+    keep = partial(save_point, prepared, tuned, reader)
+    label = f"fine-tune {prepared.task.name}"
+    descend(reader, prepared.shuffled(optim), prepared.task.loss, optim, experiment, missing, keep, place, label)
+    return tuned
 
-    def save_point(fraction: float, record: dict[str, float]) -> None:
-        with replacing_directory(tuned.backbone(fraction)) as directory:
-            save_backbone(directory, reader, prepared.tokenizer)
-            write_json(directory / "point.json", {"fraction": fraction, **record})
 
+def descend(
+    model: nn.Module,
+    batches: Batches,
+    loss: Loss,
+    optim: Optim,
+    experiment: Experiment,
+    missing: Sequence[float],
+    keep: Callable[[float, dict[str, float]], None],
+    place: Path,
+    label: str,
+) -> None:
+    """Train a model that holds a backbone; `keep` it at every missing fraction, and what a kill needs in `place`."""
+    if max(missing) == 0:
+        keep(0.0, UNTRAINED)
+        runtime.wait()
+        return
     if optim.schedule == "constant":
         optim = replace(optim, epochs=max(missing))
-    if max(missing) == 0:
-        save_point(0.0, {"training_loss": 0.0, "seconds": 0.0, "steps": 0, "saving_seconds": 0.0})
-        return tuned
     resume = place / "resume.safetensors"
-    with locked(resume, wait=False):
-        students = fit(
-            {"bert": reader},
-            prepared.shuffled(optim),
-            prepared.task.loss,
+    with locked(resume, wait=False) if runtime.first() else nullcontext():
+        student = fit(
+            {"bert": model},
+            batches,
+            loss,
             {"bert": optim},
             seed=experiment.seed,
             pause_at=missing,
-            on_pause=save_point,
+            on_pause=keep,
             resume=resume,
-            fingerprint=key,
+            fingerprint=place.name,
             precision=experiment.precision,
-            label=f"fine-tune {prepared.task.name}",
+            label=label,
             notify=say,
-        )
+        )["bert"]
+    runtime.wait()
     resume.unlink(missing_ok=True)
-    if students["bert"].failed:
-        raise BertVisionError(f"Fine-tuning diverged: {students['bert'].failed}.")
+    if student.failed:
+        raise BertVisionError(f"Fine-tuning diverged: {student.failed}.")
+
+
+def _adopt(prepared: Prepared, root: Path) -> Tuned:
+    """Take checkpoints that were fine-tuned elsewhere as the points of a curve; what they cost is not known."""
+    experiment = prepared.experiment
+    settings = {
+        "task": prepared.task.name,
+        "data": fingerprint(prepared.train, prepared.validation),
+        "max_tokens": prepared.max_tokens,
+        "backbone": str(Path(experiment.backbone).absolute()),
+        "precision": experiment.precision,
+    }
+    name = slug(experiment.backbone.replace(FRACTION, "").rstrip("/")[-40:])
+    place = Path(root) / slug(prepared.task.name) / name / value_hash(settings)
+    tuned = Tuned(place, sorted(set(experiment.fractions)))
+    for fraction in tuned.fractions:
+        if runtime.first() and not (tuned.backbone(fraction) / "point.json").is_file():
+            write_json(place / "settings.json", settings)
+            reader = new_reader(prepared, load_backbone(experiment.backbone_at(fraction)))
+            save_point(prepared, tuned, reader, fraction, UNTRAINED)
+    runtime.wait()
     return tuned
+
+
+def new_reader(prepared: Prepared, loaded: Loaded | None = None) -> Reader:
+    """Return the backbone with BERT's own head, as fine-tuning begins with them."""
+    loaded = loaded or load_backbone(prepared.experiment.backbone)
+    torch.manual_seed(prepared.experiment.seed)
+    head = Last(prepared.shape(loaded.backbone), dropout=loaded.dropout)
+    if loaded.last:
+        _restore_last(head, loaded.last)
+    return Reader(loaded.backbone, head)
+
+
+def save_point(prepared: Prepared, tuned: Tuned, reader: Reader, fraction: float, record: dict[str, float]) -> None:
+    if not runtime.first():
+        return
+    with replacing_directory(tuned.backbone(fraction)) as directory:
+        save_backbone(directory, reader, prepared.tokenizer)
+        write_json(directory / "point.json", {"fraction": fraction, **record})
 
 
 def _restore_last(head: Last, found: Mapping[str, Tensor]) -> None:

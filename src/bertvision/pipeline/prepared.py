@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 from bertvision import heads
@@ -13,7 +14,7 @@ from bertvision.backbones import Backbone, load_tokenizer
 from bertvision.config import Experiment, Optim
 from bertvision.errors import BertVisionError, lookup
 from bertvision.progress import say
-from bertvision.tasks import TASKS, Example, Request, Task, custom
+from bertvision.tasks import TASKS, Example, Request, Task, custom, draw_nested
 from bertvision.training import predict
 from bertvision.types import Batches, Features, Predictions, Shape
 
@@ -67,9 +68,19 @@ class Prepared:
             pooled=pooled,
         )
 
-    def shuffled(self, optim: Optim) -> Tokens:
-        """Batches of train, for descending."""
-        return Tokens(self.train.features, optim.batch_size, self.pad_ids, seed=self.experiment.seed)
+    def shuffled(self, optim: Optim, *, labels: float = 1.0) -> Tokens:
+        """Batches of train, or of a share of it, for descending."""
+        chosen = None if labels == 1 else self.labelled(labels)
+        return Tokens(self.train.features, optim.batch_size, self.pad_ids, seed=self.experiment.seed, chosen=chosen)
+
+    def labelled(self, share: float) -> np.ndarray:
+        """Rows of train that belong to a share of its examples. (N,)"""
+        examples = self.train.examples
+        count = max(1, round(share * len(examples)))
+        drawn = draw_nested(self.task.strata(examples), count, self.experiment.data.split_seed)
+        ids = {examples[place].id for place in drawn}
+        # A row's origin is its example's id, or a window that has one.
+        return np.flatnonzero([getattr(origin, "id", origin) in ids for origin in self.train.features.origins])
 
     def ordered(self, split: Split) -> Tokens:
         """Batches of a split, for predicting."""
@@ -111,13 +122,18 @@ def prepare(experiment: Experiment, notify: Notify = say) -> Prepared:
         heads.parse(spec)  # a misspelt name should not cost a fine-tuning
     lookup(MODES, experiment.activations, "way to get activations")
     lookup(FORMATS, experiment.states.type, "type of stored states")
+    if not 0 < experiment.labels <= 1:
+        raise BertVisionError(
+            f"labels is a share of the training rows, above 0 and at most 1; got {experiment.labels:g}."
+        )
     task = find_task(experiment, notify)
     experiment = replace(experiment, heads=experiment.heads or heads.DEFAULTS[task.per_token])
     wanted = experiment.data
-    reading = load_tokenizer(experiment.backbone)
+    reading = load_tokenizer(experiment.backbone_at(min(experiment.fractions)))
     request = Request(data_dir=wanted.data_dir, source=wanted.source, notify=notify)
     data = task.load(request)
-    train = task.sample(data.train, wanted.limit, wanted.split_seed)
+    share = max(2, round(wanted.shard * len(data.train))) if wanted.shard < 1 else 0
+    train = task.sample(data.train, wanted.limit or share, wanted.split_seed)
     if data.validation is None:
         train, validation = task.carve(train, wanted.validation, wanted.split_seed)
     else:
@@ -145,6 +161,14 @@ def prepare(experiment: Experiment, notify: Notify = say) -> Prepared:
         finetune=finetune,
         heads=head,
     )
+
+
+def dev_examples(experiment: Experiment, notify: Notify = say) -> list[Example]:
+    """Return the rows that an experiment is scored on, without tokenizing anything."""
+    wanted = experiment.data
+    task = find_task(experiment, notify)
+    data = task.load(Request(data_dir=wanted.data_dir, source=wanted.source, notify=notify))
+    return task.sample(data.dev, wanted.limit_dev, wanted.split_seed)
 
 
 def fingerprint(*splits: Split) -> str:

@@ -2,37 +2,44 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
-from bertvision import heads
+from bertvision import heads, runtime
 from bertvision.errors import BertVisionError
 from bertvision.files import locked, value_hash
-from bertvision.heads import Select, build_head, last_layer_only, view_of
+from bertvision.heads import Select, build_for, last_layer_only, view_of
 from bertvision.pipeline.finetuning import Point
 from bertvision.pipeline.prepared import Notify, Prepared, fingerprint
-from bertvision.pipeline.scoring import bert_run, finish, grade
+from bertvision.pipeline.scoring import bert_run, finish, grades
 from bertvision.pipeline.states import states
 from bertvision.progress import say
 from bertvision.runs import Run, is_finished, slug
-from bertvision.training import Grade, Student, fit
+from bertvision.training import Student, fit
+from bertvision.types import Shape, View
 
 
-def train_heads(prepared: Prepared, point: Point, notify: Notify = say) -> list[Run]:
-    """Train every head and control on one pass over the states of a fraction; skip those already there."""
+def train_heads(prepared: Prepared, point: Point, notify: Notify = say, *, start: Run | None = None) -> list[Run]:
+    """Train every head and control on one pass over the states of a fraction; skip those already there.
+
+    With `start`, heads begin with the weights of that run's head, where shapes agree; its read-out is left out if it
+    answers another question.
+    """
     experiment = prepared.experiment
     specs = _with_controls([heads.canonical(spec) for spec in experiment.heads], experiment.controls)
-    places = {spec: point.directory / _head_directory(prepared, point, spec) for spec in specs}
+    places = {spec: point.directory / _head_directory(prepared, point, spec, start) for spec in specs}
     missing = [spec for spec in specs if not is_finished(places[spec])]
     if missing:
         # Killed while the finished heads were being written: their saved state is of all of them.
         everyone = list(specs)
-        _train(
-            prepared, point, everyone if _resume(prepared, point, everyone).exists() else missing, specs, places, notify
-        )
+        killed = runtime.decide(_resume(prepared, point, everyone, start).exists())
+        _train(prepared, point, everyone if killed else missing, specs, places, notify, start)
     return [Run(places[spec]) for spec in specs if is_finished(places[spec])]
 
 
@@ -43,6 +50,7 @@ def _train(
     specs: Mapping[str, str],
     places: Mapping[str, Path],
     notify: Notify,
+    start: Run | None,
 ) -> None:
     experiment = prepared.experiment
     pooled = any(heads.parse(spec)[1].get("pooled") for spec in todo)
@@ -52,29 +60,24 @@ def _train(
     models, optims = {}, {}
     for spec in todo:
         for rate in rates:
-            torch.manual_seed(experiment.seed)  # each head starts as if alone
-            head = build_head(spec, shape)
-            models[f"{spec}@{rate:g}"] = head.through(view, point.backbone.layers) if isinstance(head, Select) else head
+            models[f"{spec}@{rate:g}"] = head = new_head(spec, shape, view, experiment.seed)
+            if start is not None:
+                begin_from(head, start, prepared.task.describe())
             optims[f"{spec}@{rate:g}"] = replace(prepared.heads, learning_rate=rate)
     began = time.perf_counter()
     validation = states(prepared, point, "validation", view, prepared.ordered(prepared.validation), notify)
-    train = states(prepared, point, "train", view, prepared.shuffled(prepared.heads), notify)
+    train = states(prepared, point, "train", view, prepared.shuffled(prepared.heads, labels=experiment.labels), notify)
     reading = time.perf_counter() - began
 
-    def validate(students: dict[str, nn.Module]) -> dict[str, Grade]:
-        split = prepared.validation
-        found = prepared.predict(students, validation, split, "validate")
-        return {name: grade(prepared, split, predictions) for name, predictions in found.items()}
-
-    resume = _resume(prepared, point, todo)
-    with locked(resume, wait=False):
+    resume = _resume(prepared, point, todo, start)
+    with locked(resume, wait=False) if runtime.first() else nullcontext():
         students = fit(
             models,
             train,
             prepared.task.loss,
             optims,
             seed=experiment.seed,
-            validate=validate,
+            validate=partial(grades, prepared, validation),
             resume=resume,
             fingerprint=resume.stem,
             label=f"train {len(models)} heads" if len(models) > 1 else f"train {todo[0]}",
@@ -112,11 +115,49 @@ def _train(
     resume.unlink(missing_ok=True)
 
 
+def carry(prepared: Prepared, run: Run, point: Point, notify: Notify = say) -> Run:
+    """Score a trained head on the states of another point; thresholds and the like are chosen there anew."""
+    place = point.directory / f"{slug(run.name)}-carried-{value_hash([run.directory.name, fingerprint(prepared.dev)])}"
+    if is_finished(place):
+        return Run(place)
+    shape = Shape(**run.experiment["shape"])
+    view = view_of([run.name], shape)
+    models = {run.name: build_for(run.name, shape, view)}
+    models[run.name].load_state_dict(run.weights())
+    found = {}
+    for name, split in prepared.held_out.items():
+        batches = states(prepared, point, name, view, prepared.ordered(split), notify)
+        found[name] = prepared.predict(models, batches, split, f"{run.name} on {name}")[run.name]
+    # It cost what its own training cost; the states it reads now cost what their backbone did.
+    seconds = run.metrics["seconds"] | {"finetune": point.seconds}
+    extra = {"parameters": run.metrics["parameters"], "seconds": seconds, "carried_from": run.experiment["fraction"]}
+    return finish(prepared, point, place, "carried", run.name, found, extra, weights=run.weights(), shape=shape)
+
+
+def begin_from(head: nn.Module, start: Run, task: Mapping[str, Any]) -> list[str]:
+    """Lay the weights of a trained head over a fresh one; return what stays fresh: read-outs of other questions do."""
+    own, found = head.state_dict(), start.weights()
+    same = all(start.experiment["task"].get(key) == task.get(key) for key in ("kind", "classes", "answerable"))
+    taken = {
+        key: value
+        for key, value in found.items()
+        if key in own and value.shape == own[key].shape and (same or not key.removeprefix("head.").startswith("read."))
+    }
+    head.load_state_dict(own | taken)
+    return [key for key in own if key not in taken]
+
+
+def new_head(spec: str, shape: Shape, view: View, seed: int) -> nn.Module:
+    """Build a head that looks at states through `view`; it starts as if alone."""
+    torch.manual_seed(seed)
+    return build_for(spec, shape, view)
+
+
 def _rates(prepared: Prepared) -> list[float]:
     return sorted({prepared.heads.learning_rate, *prepared.experiment.try_rates})
 
 
-def _resume(prepared: Prepared, point: Point, specs: Sequence[str]) -> Path:
+def _resume(prepared: Prepared, point: Point, specs: Sequence[str], start: Run | None) -> Path:
     """Where the state of training exactly these heads is saved."""
     settings = {
         "heads": list(specs),
@@ -125,6 +166,8 @@ def _resume(prepared: Prepared, point: Point, specs: Sequence[str]) -> Path:
         "seed": prepared.experiment.seed,
         "weights": point.weights,
         "data": fingerprint(prepared.train, prepared.validation),
+        "labels": prepared.experiment.labels,
+        "start": start.directory.name if start else "",
     }
     return point.directory / f"resume-{value_hash(settings)}.safetensors"
 
@@ -146,7 +189,7 @@ def _with_controls(specs: Sequence[str], controls: bool) -> dict[str, str]:
     return {spec: kind for spec, kind in kinds.items() if not spec.startswith("last:layers=last")}
 
 
-def _head_directory(prepared: Prepared, point: Point, spec: str) -> str:
+def _head_directory(prepared: Prepared, point: Point, spec: str, start: Run | None) -> str:
     experiment = prepared.experiment
     settings = {
         "head": spec,
@@ -156,4 +199,8 @@ def _head_directory(prepared: Prepared, point: Point, spec: str) -> str:
         "weights": point.weights,
         "dev": fingerprint(prepared.dev),
     }
+    if experiment.labels != 1:
+        settings["labels"] = experiment.labels
+    if start is not None:
+        settings["start"] = [start.directory.name, start.experiment["weights"]]
     return f"{slug(spec)}-{value_hash(settings)}"

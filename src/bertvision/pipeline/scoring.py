@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bertvision.backbones import Reader
 from bertvision.ensemble import combine
@@ -16,9 +16,9 @@ from bertvision.files import read_json, value_hash
 from bertvision.pipeline.finetuning import Point
 from bertvision.pipeline.prepared import Prepared, Split, fingerprint
 from bertvision.runs import Run, is_finished, save_run
-from bertvision.tasks import interval
+from bertvision.statistics import interval
 from bertvision.training import Grade
-from bertvision.types import Predictions, Shape
+from bertvision.types import Batches, Predictions, Shape
 
 
 def bert_run(prepared: Prepared, point: Point, found: dict[str, Predictions] | None = None) -> Run:
@@ -64,8 +64,17 @@ def ensemble(prepared: Prepared, point_directory: Path, members: Sequence[Run], 
 
 def rescore(prepared: Prepared, each: Run) -> dict[str, float]:
     """Score a run's saved predictions once more."""
-    answers = prepared.task.answers(each.predictions(), prepared.dev.features, each.metrics["settings"])
-    return prepared.task.score(answers, prepared.dev.examples)
+    task, dev, settings = prepared.task, prepared.dev, each.metrics["settings"]
+    found = each.predictions()
+    scores = task.score(task.answers(found, dev.features, settings), dev.examples)
+    return scores | task.calibration(found, dev.features, settings, dev.examples)
+
+
+def grades(prepared: Prepared, validation: Batches, models: Mapping[str, nn.Module]) -> dict[str, Grade]:
+    """Predict validation with every model, and say how good each is."""
+    split = prepared.validation
+    found = prepared.predict(models, validation, split, "validate")
+    return {name: grade(prepared, split, predictions) for name, predictions in found.items()}
 
 
 def grade(prepared: Prepared, split: Split, predictions: Predictions) -> Grade:
@@ -89,11 +98,14 @@ def _measure(prepared: Prepared, found: Mapping[str, Predictions]) -> tuple[dict
     metrics = {
         "primary": task.primary,
         "score": scores["dev"],
-        "interval": list(interval(task, outcomes, task.primary)),
+        "interval": list(interval(task, [outcomes])),
         "validation": scores["validation"],
         "grade": list(grade(prepared, prepared.validation, found["validation"])),
         "settings": settings,
     }
+    dev = prepared.dev
+    if calibration := task.calibration(found["dev"], dev.features, settings, dev.examples):
+        metrics["calibration"] = calibration
     return metrics, outcomes
 
 

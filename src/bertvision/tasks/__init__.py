@@ -3,8 +3,9 @@
 from bertvision.tasks.base import Data, Example, Request, Span, Task
 from bertvision.tasks.custom import custom
 from bertvision.tasks.decoding import Answer, Candidate
-from bertvision.tasks.metrics import difference, interval
+from bertvision.tasks.reading import read_table
 from bertvision.tasks.scoring import score_file
+from bertvision.tasks.splitting import draw_nested
 from bertvision.tasks.table import TASKS, restore
 
 __all__ = [
@@ -17,8 +18,8 @@ __all__ = [
     "Span",
     "Task",
     "custom",
-    "difference",
-    "interval",
+    "draw_nested",
+    "read_table",
     "restore",
     "score_file",
 ]

@@ -105,11 +105,25 @@ class Task(ABC):
         """Draw `count` examples at random, in the data's proportions and order; all of them if `count` is 0."""
 
     @abstractmethod
+    def strata(self, examples: Sequence[Example]) -> np.ndarray:
+        """Number the kinds of example whose proportions a draw should keep. (N,)"""
+
+    @abstractmethod
     def loss(self, logits: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
         """Return the mean loss of a batch, the scalar to descend."""
 
     def tune(self, predictions: Predictions, features: Features, examples: Sequence[Example]) -> dict[str, float]:
         """Choose on validation whatever turning logits into answers needs, e.g. a null threshold."""
+        return {}
+
+    def calibration(
+        self,
+        predictions: Predictions,
+        features: Features,
+        settings: Mapping[str, float],
+        examples: Sequence[Example],
+    ) -> dict[str, float]:
+        """Say, in percent, how far the probabilities of answers are from what happens, where `tune` calibrates them."""
         return {}
 
     @abstractmethod
@@ -129,6 +143,10 @@ class Task(ABC):
     @abstractmethod
     def summarize(self, outcomes: np.ndarray) -> dict[str, float]:
         """Compute the official metrics of these rows, in percent (correlations x 100)."""
+
+    @abstractmethod
+    def right(self, outcomes: np.ndarray) -> np.ndarray | None:
+        """Tell which of these rows were answered rightly (N,); None: answers are near or far, not right or wrong."""
 
     def score(self, answers: Mapping[str, Any], examples: Sequence[Example]) -> dict[str, float]:
         """Compute the official metrics."""

@@ -33,7 +33,8 @@ def custom(
     path = Path(train)
     # "train" names no data set, its directory may.
     stem = path.stem if not re.fullmatch(r"train([-_.]v?[\d.]+)?", path.stem) else path.resolve().parent.name
-    name = name or re.sub(r"[^\w.-]+", "-", stem).strip("-.") or "custom"
+    inferred = re.sub(r"[^\w.-]+", "-", stem).strip("-.") or "custom"
+    name = name or (f"own-{inferred}" if inferred in TASKS else inferred)
     if not re.fullmatch(r"\w[\w.-]*", name):
         raise BertVisionError(f"A task's name is made of letters, digits, '.', '_' and '-', got {name!r}.")
     if name in TASKS:

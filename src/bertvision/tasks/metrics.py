@@ -1,4 +1,4 @@
-"""Official metrics, in percent (correlations x 100), and bootstrap intervals of them."""
+"""Official metrics, in percent (correlations x 100)."""
 
 import re
 import string
@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 from scipy.stats import rankdata
-
-from bertvision.tasks.base import Task
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -63,30 +61,6 @@ METRICS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
     "pearson": pearson,
     "spearman": spearman,
 }
-
-
-def interval(task: Task, outcomes: np.ndarray, key: str, resamples: int = 1000, seed: int = 0) -> tuple[float, float]:
-    """Return the 95 % percentile bootstrap interval of `key`, resampling examples."""
-    random = np.random.Generator(np.random.PCG64(seed))
-    draws = [task.summarize(outcomes[random.integers(0, len(outcomes), len(outcomes))]) for _ in range(resamples)]
-    # A resample may lack the rows a key is about; it then says nothing about that key.
-    low, high = np.percentile([draw[key] for draw in draws if key in draw], [2.5, 97.5])
-    return float(low), float(high)
-
-
-def difference(
-    task: Task, first: np.ndarray, second: np.ndarray, key: str, resamples: int = 1000, seed: int = 0
-) -> tuple[float, float]:
-    """Return the 95 % interval of how much `second` is above `first`, resampling examples for both alike."""
-    random = np.random.Generator(np.random.PCG64(seed))
-    gaps = []
-    for _ in range(resamples):
-        rows = random.integers(0, len(first), len(first))
-        one, other = task.summarize(first[rows]), task.summarize(second[rows])
-        if key in one and key in other:
-            gaps.append(other[key] - one[key])
-    low, high = np.percentile(gaps, [2.5, 97.5])
-    return float(low), float(high)
 
 
 def normalize(answer: str) -> str:

@@ -47,6 +47,17 @@ def draw(strata: np.ndarray, count: int, seed: int, *, least: int = 0, leave: in
     return np.sort(np.concatenate(chosen))
 
 
+def draw_nested(strata: np.ndarray, count: int, seed: int) -> np.ndarray:
+    """Draw `count` positions in proportion to the strata, in ascending order; a smaller draw is part of a larger."""
+    _, strata = np.unique(strata, return_inverse=True)
+    sizes = np.bincount(strata)
+    shuffled = generator(seed).permutation(len(strata))
+    turns = np.empty(len(strata))
+    for stratum, size in enumerate(sizes):  # each stratum's members come at even distances
+        turns[shuffled[strata[shuffled] == stratum]] = (np.arange(size) + 0.5) / size
+    return np.sort(shuffled[np.argsort(turns[shuffled], kind="stable")][:count])
+
+
 def draw_groups(groups: np.ndarray, count: int, seed: int) -> np.ndarray:
     """Draw whole groups, in random order, as long as each brings the total nearer to `count`."""
     sizes = np.bincount(groups)

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from bertvision.errors import BertVisionError
 from bertvision.tasks.base import Data, Example, Request, Task, check_answers
-from bertvision.tasks.decoding import decode, no_answer_margins, probabilities
+from bertvision.tasks.calibration import calibration_error, fit_scale, sigmoid
+from bertvision.tasks.decoding import Answer, decode, no_answer_margins, probabilities
 from bertvision.tasks.loading import check_rows, find_directory, hub_tables, load_data
 from bertvision.tasks.metrics import accuracy, best_threshold, compare, f1
 from bertvision.tasks.origins import Own
@@ -144,7 +145,11 @@ class SquadTask(Task):
             raise BertVisionError(f"Cannot draw {count} questions; give a count of 1 or more, or 0 for all.")
         if count == 0 or count >= len(examples):
             return list(examples)
-        return [examples[row] for row in draw(strata_of([bool(example.label) for example in examples]), count, seed)]
+        return [examples[row] for row in draw(self.strata(examples), count, seed)]
+
+    def strata(self, examples: Sequence[Example]) -> np.ndarray:
+        """Number answerable questions and others. (N,)"""
+        return strata_of([bool(example.label) for example in examples])
 
     # From text to logits, and from logits to scores
 
@@ -161,7 +166,7 @@ class SquadTask(Task):
         return torch.nn.functional.cross_entropy(logits, labels)
 
     def tune(self, predictions: Predictions, features: Features, examples: Sequence[Example]) -> dict[str, float]:
-        """Choose the null threshold that gives the best F1."""
+        """Choose the null threshold that gives the best F1, and the scale that makes its margin a probability."""
         if self.answerable:
             return {}
         if all(example.label for example in examples):
@@ -178,7 +183,25 @@ class SquadTask(Task):
         if not differences:
             return {"null_threshold": 0.0}
         threshold, _ = best_threshold(np.array(differences), np.array(kept), np.array(nulled))
-        return {"null_threshold": threshold}
+        slope, bias = fit_scale(*_margins(answers, examples))
+        return {"null_threshold": threshold, "null_slope": slope, "null_bias": bias}
+
+    def calibration(
+        self,
+        predictions: Predictions,
+        features: Features,
+        settings: Mapping[str, float],
+        examples: Sequence[Example],
+    ) -> dict[str, float]:
+        """Return the calibration error of "no answer", in percent, with the scale that `tune` found and without."""
+        if "null_slope" not in settings:
+            return {}
+        margins, truth = _margins(decode(predictions, features), examples)
+        scaled = sigmoid(settings["null_slope"] * margins + settings["null_bias"])
+        return {
+            "no_answer_error": calibration_error(scaled, truth),
+            "no_answer_error_uncalibrated": calibration_error(sigmoid(margins), truth),
+        }
 
     def answers(self, predictions: Predictions, features: Features, settings: Mapping[str, float]) -> dict[str, Any]:
         """Return an Answer per question, or if `answerable` a class index."""
@@ -197,9 +220,10 @@ class SquadTask(Task):
                 shown[id] = {"label": self.classes[no > 0.5], "probability": max(no, 1 - no), "probabilities": every}
             return shown
         threshold = settings.get("null_threshold", 0.0)
+        # Runs from before the scale was fitted have the threshold alone: there it stands for one half.
+        slope, bias = settings.get("null_slope", 1.0), settings.get("null_bias", -threshold)
         answers = decode(predictions, features, threshold)
-        margins = {id: min(answer.difference, 1e9) - threshold for id, answer in answers.items()}
-        no_answer = probabilities(margins)
+        no_answer = {id: float(sigmoid(slope * _margin(each) + bias)) for id, each in answers.items()}
         return {
             id: {
                 "answer": answer.text,
@@ -226,11 +250,27 @@ class SquadTask(Task):
             return {"accuracy": accuracy(gold, predicted), "f1": f1(gold, predicted)}
         return summarize_spans(outcomes)
 
+    def right(self, outcomes: np.ndarray) -> np.ndarray | None:
+        """Tell which questions got an exact answer, or the right class. (N,)"""
+        return outcomes[:, 0] == outcomes[:, 1] if self.answerable else outcomes[:, 0] == 1
+
     def describe(self) -> dict[str, Any]:
         """Return JSON from which `tasks.restore` rebuilds this task."""
         plain = ("name", "summary", "answerable", "max_tokens", "learning_rate", "batch_size")
         description: dict[str, Any] = {"kind": "squad"} | {key: getattr(self, key) for key in plain}
         return description | {"own": vars(self.own) if self.own else None}
+
+
+def _margin(answer: Answer) -> float:
+    """How much "no answer" leads, as a finite number."""
+    return min(answer.difference, NEVER)
+
+
+def _margins(answers: Mapping[str, Answer], examples: Sequence[Example]) -> tuple[np.ndarray, np.ndarray]:
+    """Return margins, and whether there is no answer, of the questions that have any span to choose. (N,), (N,)"""
+    rows = [(answers[each.id].difference, not each.label) for each in examples]
+    found = np.array([row for row in rows if math.isfinite(row[0])], dtype=np.float64).reshape(-1, 2)
+    return found[:, 0], found[:, 1]
 
 
 def compare_all(texts: Mapping[str, str], examples: Sequence[Example]) -> np.ndarray:

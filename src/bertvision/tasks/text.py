@@ -139,7 +139,7 @@ class TextTask(Task):
         assert train
         if dev is None:
             # A class must occur on both sides, so each gives and keeps one at least.
-            held = set(draw(self._strata(train), count_of(0.2, len(train)), 0, least=1, leave=1).tolist())
+            held = set(draw(self.strata(train), count_of(0.2, len(train)), 0, least=1, leave=1).tolist())
             dev = [example for row, example in enumerate(train) if row in held]
             train = [example for row, example in enumerate(train) if row not in held]
             request.notify(
@@ -198,7 +198,7 @@ class TextTask(Task):
 
     # Dividing
 
-    def _strata(self, examples: Sequence[Example]) -> np.ndarray:
+    def strata(self, examples: Sequence[Example]) -> np.ndarray:
         if self.classes:
             return strata_of([(example.label, example.group) for example in examples])
         if any(example.label is None for example in examples):
@@ -208,7 +208,7 @@ class TextTask(Task):
     def carve(self, examples: Sequence[Example], share: float, seed: int) -> tuple[list[Example], list[Example]]:
         """Split train into (train, validation), each in the data's proportions."""
         count = count_of(share, len(examples))
-        held = set(draw(self._strata(examples), count, seed, leave=1).tolist())
+        held = set(draw(self.strata(examples), count, seed, leave=1).tolist())
         train = [example for row, example in enumerate(examples) if row not in held]
         return train, [examples[row] for row in sorted(held)]
 
@@ -218,7 +218,7 @@ class TextTask(Task):
             raise BertVisionError(f"Cannot draw {count} examples; give a count of 1 or more, or 0 for all.")
         if count == 0 or count >= len(examples):
             return list(examples)
-        strata = self._strata(examples)
+        strata = self.strata(examples)
         least = int(count >= len(np.unique(strata)))
         return [examples[row] for row in draw(strata, count, seed, least=least)]
 
@@ -293,6 +293,10 @@ class TextTask(Task):
             if len(rows):
                 scores[key] = METRICS[metric](rows[:, 0], rows[:, 1])
         return scores
+
+    def right(self, outcomes: np.ndarray) -> np.ndarray | None:
+        """Tell which rows got the right class. (N,)"""
+        return outcomes[:, 0] == outcomes[:, 1] if self.classes else None
 
     def describe(self) -> dict[str, Any]:
         """Return JSON from which `tasks.restore` rebuilds this task."""

@@ -1,0 +1,380 @@
+"""One cell of peers.py: run a method on a task, measure seconds and memory of each stage, score it once on dev."""
+
+import argparse
+import json
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from peft import LoraConfig, get_peft_model
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from torch import Tensor, nn
+
+from bertvision import heads, pipeline
+from bertvision.activations import Streamed
+from bertvision.backbones import Backbone, Reader, load_backbone
+from bertvision.config import Experiment, Optim, make
+from bertvision.ensemble import combine
+from bertvision.files import write_json
+from bertvision.heads import Last, build_head, view_of
+from bertvision.pipeline import Prepared
+from bertvision.pipeline.scoring import grade
+from bertvision.pipeline.states import states
+from bertvision.training import Student, fit
+from bertvision.types import Predictions, View
+
+LATENCY_ROWS = 200
+
+
+def anonymous() -> int:
+    """Bytes of this process that no file backs."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError("this kernel does not tell anonymous memory")
+
+
+class Meter:
+    """Seconds and peak anonymous memory, above what imports take, of each stage."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.peaks: dict[str, int] = {}
+        self.baseline = anonymous()
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Measure what happens inside."""
+        ended = threading.Event()
+        peak = [anonymous()]
+
+        def watch() -> None:
+            while not ended.wait(0.02):
+                peak[0] = max(peak[0], anonymous())
+
+        watcher = threading.Thread(target=watch, daemon=True)
+        watcher.start()
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began
+            ended.set()
+            watcher.join()
+            self.peaks[name] = max(self.peaks.get(name, 0), peak[0] - self.baseline)
+
+
+@dataclass
+class Outcome:
+    """What a method leaves behind."""
+
+    predict: Callable[[str], dict[str, Predictions]]
+    """Predictions of "validation" or "dev" by each variant; the first is the method's own."""
+    trainable: int
+    kept_bytes: int
+    """What must be stored to answer later, beside the original backbone where it is unchanged."""
+    answer: nn.Module
+    """Tokens -> logits, to time an answer."""
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+def tuned(prepared: Prepared, cell: dict, meter: Meter, adapt: Callable[[Backbone], None]) -> Outcome:
+    """Train a backbone with BERT's own head, in the one training loop; `adapt` says what of it may learn."""
+    with meter.stage("load"):
+        torch.manual_seed(cell["seed"])
+        loaded = load_backbone(prepared.experiment.backbone)
+        adapt(loaded.backbone)
+        reader = Reader(loaded.backbone, Last(prepared.shape(loaded.backbone), dropout=loaded.dropout))
+    optim = replace(prepared.finetune, learning_rate=cell["rate"], epochs=cell["length"], schedule="linear")
+    optim = replace(optim, warmup=0.1 * cell["length"])
+
+    def predict(name: str) -> dict[str, Predictions]:
+        split = getattr(prepared, name)
+        return prepared.predict({"model": reader}, prepared.ordered(split), split, name)
+
+    def validate(models: dict[str, nn.Module]) -> dict[str, tuple[float, float]]:
+        return {"model": grade(prepared, prepared.validation, predict("validation")["model"])}
+
+    with meter.stage("train"):
+        batches = prepared.shuffled(optim)
+        student = fit(
+            {"model": reader}, batches, prepared.task.loss, {"model": optim}, seed=cell["seed"], validate=validate
+        )
+    trainable = sum(p.numel() for p in reader.parameters() if p.requires_grad)
+    return Outcome(predict, trainable, 4 * trainable, reader, {"best_epoch": student["model"].best_epoch})
+
+
+def everything(backbone: Backbone) -> None:
+    """Full fine-tuning."""
+
+
+def lora(backbone: Backbone) -> None:
+    """peft's usual settings for BERT."""
+    config = LoraConfig(r=8, lora_alpha=16, lora_dropout=0.1, target_modules=["query", "value"])
+    get_peft_model(backbone.encoder, config)  # it puts its layers into the encoder itself and freezes the rest
+
+
+def bitfit(backbone: Backbone) -> None:
+    """Biases alone."""
+    for name, parameter in backbone.named_parameters():
+        parameter.requires_grad_(name.endswith("bias"))
+
+
+class Regression(nn.Module):
+    """Frozen features through a linear model: an answer to be timed."""
+
+    def __init__(self, backbone: Backbone, features: Callable[[Tensor, Tensor], Tensor], model: Any):
+        super().__init__()
+        self.backbone, self.features, self.model = backbone, features, model
+
+    def forward(self, tokens: dict[str, Tensor], mask: Tensor) -> Tensor:
+        """Tokens -> scores."""
+        found = self.features(self.backbone.last(tokens, mask)[:, 0], mask).numpy()
+        return torch.from_numpy(decide(self.model, found))
+
+
+def decide(model: Any, features: np.ndarray) -> np.ndarray:
+    """Log-probabilities of a classifier, scores of a regression. (N, F) -> (N, C)"""
+    if hasattr(model, "predict_log_proba"):
+        return np.maximum(model.predict_log_proba(features), -50).astype(np.float32)
+    return model.predict(features).astype(np.float32)[:, None]
+
+
+def regress(prepared: Prepared, rate: float, features: np.ndarray) -> Any:
+    """Fit a regularized linear model, features standardized."""
+    labels = prepared.train.features.labels
+    if prepared.task.outputs == 1:
+        return make_pipeline(StandardScaler(), Ridge(alpha=len(labels) * 0.01 / rate)).fit(features, labels)
+    model = LogisticRegression(C=0.01 * rate, max_iter=1000)
+    return make_pipeline(StandardScaler(), model).fit(features, labels)
+
+
+def cls(last: Tensor, mask: Tensor) -> Tensor:
+    """(B, T, W) -> (B, W)"""
+    return last[:, 0]
+
+
+def mean(last: Tensor, mask: Tensor) -> Tensor:
+    """(B, T, W) -> (B, W)"""
+    weight = mask.unsqueeze(-1).to(last.dtype)
+    return (last * weight).sum(dim=1) / weight.sum(dim=1)
+
+
+def linear(
+    prepared: Prepared,
+    cell: dict,
+    meter: Meter,
+    read: Callable[[str], np.ndarray],
+    backbone: Backbone,
+    features: Callable[[Tensor, Tensor], Tensor],
+) -> Outcome:
+    """Fit a linear model on what `read` makes of a split."""
+    with meter.stage("states"):
+        train, validation = read("train"), read("validation")
+    with meter.stage("head"):
+        model = regress(prepared, cell["rate"], train)
+
+    def predict(name: str) -> dict[str, Predictions]:
+        found = validation if name == "validation" else read(name)
+        return {"model": Predictions(ids=getattr(prepared, name).features.ids, logits=decide(model, found))}
+
+    count = model[-1].coef_.size + prepared.task.outputs
+    return Outcome(predict, count, 8 * count, Regression(backbone, features, model))
+
+
+def probe(prepared: Prepared, cell: dict, meter: Meter, features: Callable[[Tensor, Tensor], Tensor]) -> Outcome:
+    """A linear model on the frozen last layer."""
+    with meter.stage("load"):
+        backbone = load_backbone(prepared.experiment.backbone).backbone.eval().requires_grad_(False)
+
+    def read(name: str) -> np.ndarray:
+        split = getattr(prepared, name)
+        stream = Streamed(backbone, prepared.ordered(split), View(layers=(backbone.layers - 1,)))
+        found = np.empty((len(split.features), backbone.width), dtype=np.float32)
+        for batch in stream.epoch(0):
+            found[batch.rows] = features(batch.inputs[:, 0], batch.mask).numpy()
+        return found
+
+    return linear(prepared, cell, meter, read, backbone, features)
+
+
+def embedding(prepared: Prepared, cell: dict, meter: Meter) -> Outcome:
+    """Sentences embedded one by one (mean of the last layer, length 1), compared, then a linear model."""
+    with meter.stage("load"):
+        backbone = load_backbone(prepared.experiment.backbone).backbone.eval().requires_grad_(False)
+    kinds = len(prepared.train.examples[0].texts)
+
+    def embed(name: str, side: int) -> np.ndarray:
+        examples = [replace(each, texts=(each.texts[side],)) for each in getattr(prepared, name).examples]
+        features = prepared.task.encode(examples, prepared.tokenizer, prepared.max_tokens)
+        split = replace(getattr(prepared, name), features=features)
+        stream = Streamed(backbone, prepared.ordered(split), View(layers=(backbone.layers - 1,)))
+        found = np.empty((len(examples), backbone.width), dtype=np.float32)
+        for batch in stream.epoch(0):
+            found[batch.rows] = nn.functional.normalize(mean(batch.inputs[:, 0], batch.mask), dim=-1).numpy()
+        return found
+
+    def read(name: str) -> np.ndarray:
+        sides = [embed(name, side) for side in range(kinds)]
+        if kinds == 1:
+            return sides[0]
+        return np.concatenate([*sides, np.abs(sides[0] - sides[1]), sides[0] * sides[1]], axis=1)
+
+    def paired(last: Tensor, mask: Tensor) -> Tensor:
+        """To be timed: a pair read as one text has as many tokens as its two read apart."""
+        return mean(last, mask).repeat(1, 1 if kinds == 1 else 4)
+
+    return linear(prepared, cell, meter, read, backbone, paired)
+
+
+class Whole(nn.Module):
+    """A backbone with a head on all its layers."""
+
+    def __init__(self, backbone: Backbone, head: nn.Module):
+        super().__init__()
+        self.backbone, self.head = backbone, head
+
+    def forward(self, tokens: dict[str, Tensor], mask: Tensor) -> Tensor:
+        """Tokens -> logits."""
+        return self.head(self.backbone(tokens, mask), mask)
+
+
+def bertvision(prepared: Prepared, cell: dict, meter: Meter) -> Outcome:
+    """Fine-tune for a fraction, read all layers once, train the default head and its control."""
+    spec = heads.canonical(prepared.experiment.heads[-1])
+    control = heads.last_layer_only(spec)
+    with tempfile.TemporaryDirectory() as root:
+        with meter.stage("finetune"):
+            point = pipeline.open_point(prepared, pipeline.finetune(prepared, Path(root)), cell["length"])
+        shape = prepared.shape(point.backbone)
+        view = view_of([spec], shape)
+        with meter.stage("states"):
+            batches = {
+                "validation": states(prepared, point, "validation", view, prepared.ordered(prepared.validation), print),
+                "train": states(prepared, point, "train", view, prepared.shuffled(prepared.heads), print),
+            }
+
+        def learn(name: str) -> Student:
+            torch.manual_seed(cell["seed"])
+            models = {"model": build_head(name, shape)}
+
+            def validate(models: dict[str, nn.Module]) -> dict[str, tuple[float, float]]:
+                found = prepared.predict(models, batches["validation"], prepared.validation, "validate")
+                return {"model": grade(prepared, prepared.validation, found["model"])}
+
+            optims = {"model": prepared.heads}
+            return fit(models, batches["train"], prepared.task.loss, optims, seed=cell["seed"], validate=validate)[
+                "model"
+            ]
+
+        with meter.stage("head"):
+            student = learn(spec)
+        with meter.stage("control"):
+            only = learn(control)
+        batches["dev"] = states(prepared, point, "dev", view, prepared.ordered(prepared.dev), print)
+        models = {"model": student.model, "control": only.model, "bert": Last(shape)}
+        models["bert"] = heads.Select(point.last, [point.backbone.layers - 1])
+        found = {
+            name: prepared.predict(models, batches[name], getattr(prepared, name), name)
+            for name in ("validation", "dev")
+        }
+    for each in found.values():
+        each["ensemble"] = combine([each["bert"], each["model"]], "mean")
+    trainable = sum(p.numel() for p in student.model.parameters())
+    kept = 4 * (sum(p.numel() for p in point.backbone.parameters()) + trainable)
+    extra = {"best_epoch": student.best_epoch, "head": spec}
+    return Outcome(lambda name: found[name], trainable, kept, Whole(point.backbone, student.model), extra)
+
+
+METHODS: dict[str, Callable[[Prepared, dict, Meter], Outcome]] = {
+    "fine-tuning": lambda prepared, cell, meter: tuned(prepared, cell, meter, everything),
+    "lora": lambda prepared, cell, meter: tuned(prepared, cell, meter, lora),
+    "bitfit": lambda prepared, cell, meter: tuned(prepared, cell, meter, bitfit),
+    "probe-cls": lambda prepared, cell, meter: probe(prepared, cell, meter, cls),
+    "probe-mean": lambda prepared, cell, meter: probe(prepared, cell, meter, mean),
+    "embedding": embedding,
+    "bertvision": bertvision,
+}
+
+
+def settings(cell: dict, given: argparse.Namespace) -> Experiment:
+    """The same rows for everyone."""
+    found = {"data_dir": given.data_dir} if given.data_dir and cell["task"] in ("mrpc", "stsb") else {}
+    experiment = make(
+        task=cell["task"], limit=given.rows, limit_dev=given.dev_rows, seed=cell["seed"], controls=False, **found
+    )
+    if cell["method"] == "bertvision":
+        optim: Optim = replace(experiment.finetune, learning_rate=cell["rate"])
+        experiment = replace(experiment, fractions=[cell["length"]], finetune=optim)
+    return experiment
+
+
+@torch.no_grad()
+def latency(model: nn.Module, prepared: Prepared) -> float:
+    """Median seconds of one answer, tokens given."""
+    model.eval()
+    tokens = prepared.ordered(prepared.dev)
+    batches = [tokens.collate(np.array([row])) for row in range(min(LATENCY_ROWS, len(prepared.dev.features)))]
+    seconds = []
+    for batch in batches:
+        began = time.perf_counter()
+        model(batch.inputs, batch.mask)
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds)
+
+
+def main() -> None:
+    """Run the cell."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("cell", type=json.loads)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--data-dir", default="")
+    parser.add_argument("--rows", type=int, default=3000)
+    parser.add_argument("--dev-rows", type=int, default=3000)
+    parser.add_argument("--alone", action="store_true")
+    given = parser.parse_args()
+    meter = Meter()
+    with meter.stage("tokenize"):
+        prepared = pipeline.prepare(settings(given.cell, given))
+    outcome = METHODS[given.cell["method"]](prepared, given.cell, meter)
+    task, split = prepared.task, prepared.dev
+    scores, outcomes = {}, []
+    validation = outcome.predict("validation")
+    for name, predictions in outcome.predict("dev").items():
+        chosen = task.tune(validation[name], prepared.validation.features, prepared.validation.examples)
+        outcomes = task.outcomes(task.answers(predictions, split.features, chosen), split.examples)
+        scores[name] = task.summarize(outcomes) | {"outcomes": outcomes.tolist()}
+    write_json(
+        given.file,
+        given.cell
+        | {
+            "alone": given.alone,
+            "primary": task.primary,
+            "score": scores["model"][task.primary],
+            "grade": list(grade(prepared, prepared.validation, validation["model"])),
+            "scores": scores,
+            "seconds": meter.seconds,
+            "total": sum(seconds for name, seconds in meter.seconds.items() if name != "control"),
+            "peak_bytes": meter.peaks,
+            "trainable": outcome.trainable,
+            "kept_bytes": outcome.kept_bytes,
+            "latency": latency(outcome.answer, prepared),
+            "train_rows": len(prepared.train.examples),
+            "train_tokens": int(prepared.train.features.lengths.sum()),
+        }
+        | outcome.extra,
+    )
+
+
+if __name__ == "__main__":
+    main()

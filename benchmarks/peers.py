@@ -1,0 +1,290 @@
+"""BERTVision beside full fine-tuning, LoRA, BitFit, probes and embeddings: the same data, the same minutes.
+
+    pip install 'bertvision[bench]'
+    python benchmarks/peers.py [--data-dir GLUE] [--tasks mrpc,stsb,rotten-tomatoes,snli] [--seeds 0,1,2] [--alone]
+    python benchmarks/peers.py --report
+
+A cell is a method, a length, a learning rate, a task and a seed. Each runs in its own process, and what is finished is
+skipped, so the whole may be spread over days. Seconds and memory come from the cells of the first seed that ran with
+--alone: nothing else may run on the machine then. Writes benchmarks/results/peers.json, docs/peers.md and the chart.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import altair as alt
+import numpy as np
+import vl_convert
+
+from bertvision.files import write_json
+from bertvision.statistics import interval
+from bertvision.tasks import TASKS as TABLE
+
+ROWS = 3000
+DEV_ROWS = 3000
+TASKS = ["mrpc", "stsb", "rotten-tomatoes", "snli"]
+CELLS = Path("runs/peers")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """A way to get a classifier, and what is tried of it."""
+
+    summary: str
+    lengths: tuple[float, ...] = (0.0,)
+    """Epochs; each length is its own run."""
+    rates: tuple[float, ...] = (0.0,)
+    """Learning rates (or strengths of regularization); validation chooses with the first seed."""
+    tuned_at: float = 0.0
+    """The length at which it chooses."""
+
+
+METHODS = {
+    "fine-tuning": Method(
+        summary="all weights, own decay to zero at each length",
+        lengths=(0.3, 1, 2, 3),
+        rates=(5e-5, 1e-4, 2e-4),
+        tuned_at=3,
+    ),
+    "lora": Method(
+        summary="peft: rank 8, alpha 16, dropout 0.1, on query and value",
+        lengths=(1, 3),
+        rates=(5e-4, 1e-3, 2e-3),
+        tuned_at=3,
+    ),
+    "bitfit": Method(summary="biases and the head", lengths=(1, 3), rates=(5e-4, 1e-3, 2e-3), tuned_at=3),
+    "probe-cls": Method(summary="logistic regression on the frozen last layer's [CLS]", rates=(0.1, 1, 10)),
+    "probe-mean": Method(summary="logistic regression on the frozen last layer's mean", rates=(0.1, 1, 10)),
+    "embedding": Method(summary="sentence embeddings (u, v, |u - v|, u v) and logistic regression", rates=(0.1, 1, 10)),
+    "bertvision": Method(
+        summary="fine-tuned for a fraction, default head on all layers",
+        lengths=(0, 0.1, 0.3, 1),
+        rates=(1e-4, 2e-4, 3e-4),
+        tuned_at=0.3,
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One thing to run."""
+
+    method: str
+    length: float
+    rate: float
+    task: str
+    seed: int
+
+    @property
+    def file(self) -> Path:
+        """Where its result is."""
+        return CELLS / self.task / f"{self.method}-{self.length:g}-{self.rate:g}-{self.seed}.json"
+
+    def result(self) -> dict:
+        """What came out of it."""
+        return json.loads(self.file.read_text())
+
+
+def plan(tasks: Sequence[str], seeds: Sequence[int], methods: Sequence[str]) -> Iterator[Cell]:
+    """Yield cells in order: the rates of a method first, since the others need the chosen one."""
+    for seed in seeds:
+        for task in tasks:
+            for name in methods:
+                method = METHODS[name]
+                if seed == seeds[0]:
+                    for rate in method.rates:
+                        yield Cell(method=name, length=method.tuned_at, rate=rate, task=task, seed=seed)
+                rate = chosen(name, task, seeds[0])
+                for length in method.lengths:
+                    cell = Cell(method=name, length=length, rate=rate, task=task, seed=seed)
+                    if seed != seeds[0] or length != method.tuned_at:
+                        yield cell
+
+
+def chosen(name: str, task: str, seed: int) -> float:
+    """The rate that validation prefers."""
+    method = METHODS[name]
+    cells = [Cell(method=name, length=method.tuned_at, rate=rate, task=task, seed=seed) for rate in method.rates]
+    return max(cells, key=lambda cell: cell.result()["grade"]).rate
+
+
+def collect(given: argparse.Namespace) -> None:
+    """Run every cell that is missing, each in a process of its own."""
+    for cell in plan(given.tasks, given.seeds, given.methods):
+        timed = given.alone and cell.seed == given.seeds[0]
+        if cell.file.exists() and (not timed or cell.result()["alone"]):
+            continue
+        settings = json.dumps(asdict(cell))
+        command = [sys.executable, str(Path(__file__).with_name("peer.py")), settings, str(cell.file)]
+        command += ["--data-dir", given.data_dir, "--rows", str(ROWS), "--dev-rows", str(DEV_ROWS)]
+        subprocess.run(command + (["--alone"] if timed else []), check=True)
+        found = cell.result()
+        print(f"{cell.file.stem:40} {cell.task:16} {found['score']:6.2f} {found['total']:7.1f} s", flush=True)
+
+
+VARIANTS = {
+    "model": "",
+    "control": ", last layer only",
+    "ensemble": ", with BERT (mean)",
+    "bert": ", BERT at its checkpoint",
+}
+
+
+def rows(given: argparse.Namespace) -> list[dict[str, Any]]:
+    """Every method and length of every task: mean score over seeds, seconds and memory of the first."""
+    found = []
+    for task in given.tasks:
+        measure = TABLE[task]
+        for name in given.methods:
+            method = METHODS[name]
+            try:
+                rate = chosen(name, task, given.seeds[0])
+            except FileNotFoundError:
+                continue  # not run yet
+            for length in method.lengths:
+                cells = [Cell(method=name, length=length, rate=rate, task=task, seed=seed) for seed in given.seeds]
+                results = [cell.result() for cell in cells if cell.file.exists()]
+                if not results:
+                    continue
+                for variant in results[0]["scores"]:
+                    each = [result["scores"][variant] for result in results]
+                    low, high = interval(measure, [np.array(score["outcomes"]) for score in each], resamples=500)
+                    first = results[0]
+                    found.append(
+                        {
+                            "task": task,
+                            "method": name + VARIANTS[variant],
+                            "length": length,
+                            "rate": rate,
+                            "score": float(np.mean([score[measure.primary] for score in each])),
+                            "low": low,
+                            "high": high,
+                            "seeds": len(results),
+                            "validation": float(np.mean([result["grade"][0] for result in results])),
+                            "seconds": _seconds(first, variant),
+                            "stages": first["seconds"],
+                            "alone": first["alone"],
+                            "peak": first["peak_bytes"],
+                            "trainable": first["trainable"],
+                            "kept": first["kept_bytes"],
+                            "latency": first["latency"],
+                        }
+                    )
+    return found
+
+
+def _seconds(result: dict[str, Any], variant: str) -> float:
+    """What a variant took: the control trains its own head, BERT none."""
+    seconds = result["seconds"]
+    shared = sum(value for name, value in seconds.items() if name not in ("head", "control"))
+    if variant == "bert":
+        return shared - seconds.get("states", 0.0)
+    return shared + seconds.get("control" if variant == "control" else "head", 0.0)
+
+
+def verdicts(found: list[dict[str, Any]]) -> list[str]:
+    """Say whether BERTVision reaches 99 % of full fine-tuning, at which share of its time, and who is above it."""
+    lines = []
+    for task in dict.fromkeys(row["task"] for row in found):
+        here = [row for row in found if row["task"] == task]
+        full = [row for row in here if row["method"] == "fine-tuning"]
+        ours = [row for row in here if row["method"] in ("bertvision", "bertvision, with BERT (mean)")]
+        if not full or not ours:
+            continue
+        best = max(full, key=lambda row: row["validation"])
+        enough = [row for row in ours if row["score"] >= 0.99 * best["score"]]
+        least = min(enough, key=lambda row: row["seconds"], default=None)
+        if least:
+            share = least["seconds"] / best["seconds"]
+            said = (
+                f"{least['method']} at {least['length']:g} epochs has {least['score']:.1f} in {share:.2f} of the time"
+            )
+        else:
+            top = max(ours, key=lambda row: row["score"])
+            said = f"BERTVision does not reach 99 % of that: {top['score']:.1f} at {top['length']:g} epochs"
+        lines.append(f"{task}: full fine-tuning for {best['length']:g} epochs has {best['score']:.1f}; {said}.")
+        for row in here:
+            if not row["method"].startswith(("bertvision", "fine-tuning")):
+                equal = [one for one in ours if one["seconds"] <= row["seconds"]]
+                if equal and (rival := max(equal, key=lambda one: one["validation"]))["score"] < row["score"]:
+                    lines.append(
+                        f"{task}: {row['method']} at {row['length']:g} epochs ({row['score']:.1f}, "
+                        f"{row['seconds']:.0f} s) is above what BERTVision has in that time ({rival['score']:.1f})."
+                    )
+    return lines
+
+
+def report(given: argparse.Namespace) -> None:
+    """Write the table, the numbers and the chart of score against seconds."""
+    found = rows(given)
+    lines = [
+        "# BERTVision and its peers",
+        "",
+        f"`python benchmarks/peers.py --alone`: MiniLM, two cores, at most {ROWS:,} rows of train (a tenth of them to "
+        f"choose on), {DEV_ROWS:,} of dev; the same rows, tokens and seeds for all. Mean over {len(given.seeds)} seeds "
+        "with 95 % interval; three learning rates each, chosen on validation with the first seed; seconds, memory and "
+        "latency of the first seed, alone on the machine, tuning not counted. Memory: the peak no file backs, above "
+        "imports, of the whole and of the head stage.",
+        "",
+        *(f"- {line}" for line in verdicts(found)),
+        "",
+    ]
+    for task in dict.fromkeys(row["task"] for row in found):
+        lines += [f"## {task} ({TABLE[task].primary})", "", f"![Score by seconds](peers-{task}.svg)", ""]
+        names = ["method", "epochs", "score", "95 %", "seconds", "of these states, head", "peak MB, head", "trainable"]
+        lines.append("| " + " | ".join([*names, "kept MB", "ms / text"]) + " |")
+        lines += ["|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|"]
+        for row in sorted((row for row in found if row["task"] == task), key=lambda row: -row["score"]):
+            stages, peak = row["stages"], row["peak"]
+            apart = f"{stages.get('states', 0):.0f}, {stages.get('head', 0):.0f}" if "states" in stages else ""
+            memory = f"{max(peak.values()) / 1e6:.0f}" + (f", {peak['head'] / 1e6:.0f}" if "head" in peak else "")
+            lines.append(
+                f"| {row['method']} | {row['length']:g} | {row['score']:.1f} | {row['low']:.1f} - {row['high']:.1f} "
+                f"| {row['seconds']:.0f}{'' if row['alone'] else ' (not alone)'} | {apart} | {memory} "
+                f"| {row['trainable']:,} | {row['kept'] / 1e6:.1f} | {1000 * row['latency']:.1f} |"
+            )
+        lines.append("")
+        draw(task, [row for row in found if row["task"] == task])
+    write_json(Path("benchmarks/results/peers.json"), {"rows": found, "verdicts": verdicts(found)})
+    Path("docs/peers.md").write_text("\n".join(lines))
+
+
+def draw(task: str, found: list[dict[str, Any]]) -> None:
+    """Draw score against seconds, one line for each method."""
+    shown = [row for row in found if "checkpoint" not in row["method"]]
+    columns = ("method", "length", "score", "seconds", "low", "high")
+    base = alt.Chart(alt.Data(values=[{name: row[name] for name in columns} for row in shown]))
+    x = alt.X("seconds", type="quantitative", scale=alt.Scale(type="log"))
+    y = alt.Y("score", type="quantitative", scale=alt.Scale(zero=False), title=TABLE[task].primary)
+    color = alt.Color("method", type="nominal")
+    bars = base.mark_rule(opacity=0.4).encode(x=x, y=alt.Y("low", type="quantitative"), y2="high", color=color)
+    lines, points = base.mark_line().encode(x=x, y=y, color=color), base.mark_point(filled=True)
+    chart = alt.layer(bars, lines, points.encode(x=x, y=y, color=color))
+    specification = chart.properties(width=560, height=320, title=f"{task}: score by seconds").to_dict()
+    Path(f"docs/peers-{task}.svg").write_text(vl_convert.vegalite_to_svg(specification))
+
+
+def main() -> None:
+    """Collect and report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    split: Callable[[str], list[str]] = lambda text: text.split(",")  # noqa: E731
+    parser.add_argument("--data-dir", default="", help="official GLUE files; without it, the registry's")
+    parser.add_argument("--tasks", default=TASKS, type=split)
+    parser.add_argument("--methods", default=list(METHODS), type=split)
+    parser.add_argument("--seeds", default=[0, 1, 2], type=lambda text: [int(each) for each in text.split(",")])
+    parser.add_argument("--alone", action="store_true", help="nothing else runs here: seconds and memory count")
+    parser.add_argument("--report", action="store_true", help="write the report of what there is, run nothing")
+    given = parser.parse_args()
+    if not given.report:
+        collect(given)
+    report(given)
+
+
+if __name__ == "__main__":
+    main()

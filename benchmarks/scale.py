@@ -1,0 +1,155 @@
+"""What SQuAD and MNLI on BERT-large take on 1, 8 and 64 GPUs: time, disk, network, from unit costs.
+
+    python benchmarks/scale.py [--flops 1e14 --disk 2e9 --shared-disk 1e10 --network 1e10]
+    python benchmarks/scale.py --measure [--backbone minilm]
+
+The second measures, on the machine and device at hand, the unit costs that the first is told: floating-point operations
+a second in fine-tuning and in the forward pass, and bytes a second written to and read from a disk.
+"""
+
+import argparse
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from bertvision import runtime
+from bertvision.activations import FORMATS
+from bertvision.backbones import Reader, load_backbone
+from bertvision.heads import Last
+from bertvision.types import Shape
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """What counts in a forward pass."""
+
+    layers: int
+    width: int
+    parameters: int
+    """Of the layers, without embeddings."""
+
+    def forward(self, tokens: float) -> float:
+        """Floating-point operations for one token of an input of `tokens` tokens."""
+        return 2 * self.parameters + 4 * self.layers * tokens * self.width
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A training set: tokens as measured on real rows (docs/scale.md)."""
+
+    name: str
+    rows: int
+    tokens: float
+    """Of a row, windows added up."""
+    length: float
+    """Of an input."""
+
+    @property
+    def all(self) -> float:
+        """Tokens in an epoch."""
+        return self.rows * self.tokens
+
+
+LARGE = Encoder(layers=24, width=1024, parameters=302_309_376)
+TASKS = [Rows("SQuAD 2.0", 130_319, 182.8, 178.4), Rows("MNLI", 392_702, 37.9, 37.9)]
+GRADIENTS = 4 * 335_141_888  # bytes of BERT-large's, in float32
+
+
+def estimate(given: argparse.Namespace) -> None:
+    """Print a table for each task."""
+    state = FORMATS["int8"].state_bytes(LARGE.width)
+    for task in TASKS:
+        whole, first = task.all * (LARGE.layers + 1) * state, task.rows * (LARGE.layers + 1) * state
+        print(f"\n**{task.name}**: {task.all / 1e6:.1f} million tokens an epoch; states as int8: all tokens ", end="")
+        print(f"{whole / 1e9:,.0f} GB, [CLS] alone {first / 1e9:,.1f} GB.\n")
+        print("| GPUs | fine-tune 1 epoch | forward pass | read all states once | all-reduce a step |")
+        print("|---:|---:|---:|---:|---:|")
+        for gpus in (1, 8, 64):
+            forward = task.all * LARGE.forward(task.length) / (given.flops * gpus)
+            steps = task.rows / (32 * gpus)  # 32 rows on each GPU
+            # A ring sends and receives twice the gradients, whatever the number of GPUs.
+            reduce = 2 * GRADIENTS / (given.nvlink if gpus <= 8 else given.network) if gpus > 1 else 0.0
+            tune = 3 * forward + steps * reduce
+            disk = given.disk if gpus <= 8 else given.shared_disk
+            reading = f"{_clock(whole / disk)} at {disk / 1e9:g} GB/s"
+            print(f"| {gpus} | {_clock(tune)} | {_clock(forward)} | {reading} | {reduce * 1e3:,.0f} ms |")
+
+
+def measure(given: argparse.Namespace) -> None:
+    """Print unit costs of this machine."""
+    device, loaded = runtime.device(), load_backbone(given.backbone)
+    backbone = loaded.backbone
+    layers, width = backbone.layers - 1, backbone.width
+    parameters = sum(p.numel() for n, p in backbone.named_parameters() if "embeddings" not in n)
+    encoder = Encoder(layers, width, parameters)
+    shape = Shape(layers=backbone.layers, tokens=given.length, width=width, outputs=2, per_token=True)
+    reader = Reader(backbone, Last(shape)).to(device)
+    inputs = {"input_ids": torch.randint(1000, 2000, (given.rows, given.length), device=device)}
+    mask = torch.ones(given.rows, given.length, dtype=torch.bool, device=device)
+    work = given.rows * given.length * encoder.forward(given.length)
+
+    def forward() -> None:
+        with torch.no_grad(), runtime.autocast(given.precision):
+            backbone(inputs, mask)
+
+    def train() -> None:
+        with runtime.autocast(given.precision):
+            loss = reader(inputs, mask).float().square().mean()
+        loss.backward()
+        reader.zero_grad()
+
+    print(f"{given.backbone} on {device}, {given.rows} x {given.length} tokens, {given.precision}:")
+    print(f"forward pass {work / _median(forward, device) / 1e9:,.1f} GFLOP/s")
+    print(f"fine-tuning  {3 * work / _median(train, device) / 1e9:,.1f} GFLOP/s")
+    with tempfile.NamedTemporaryFile(dir=given.place) as file:
+        block = np.random.default_rng(0).integers(0, 255, 64 * 2**20, dtype=np.uint8).tobytes()
+        began = time.perf_counter()
+        for _ in range(given.blocks):
+            file.write(block)
+        file.flush()
+        print(f"writing      {given.blocks * len(block) / (time.perf_counter() - began) / 1e9:.2f} GB/s")
+
+
+def _median(work, device: torch.device, times: int = 5) -> float:
+    work()
+    seconds = []
+    for _ in range(times):
+        began = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - began)
+    return sorted(seconds)[times // 2]
+
+
+def _clock(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def main() -> None:
+    """Estimate or measure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--flops", type=float, default=1e14, help="reached by one GPU")
+    parser.add_argument("--disk", type=float, default=2e9, help="bytes/s of a machine's own disk")
+    parser.add_argument("--shared-disk", type=float, default=1e10, help="bytes/s of a disk shared by machines")
+    parser.add_argument("--nvlink", type=float, default=2e11, help="bytes/s between GPUs of a machine")
+    parser.add_argument("--network", type=float, default=1e10, help="bytes/s between machines")
+    parser.add_argument("--measure", action="store_true")
+    parser.add_argument("--backbone", default="minilm")
+    parser.add_argument("--rows", type=int, default=16)
+    parser.add_argument("--length", type=int, default=178)
+    parser.add_argument("--blocks", type=int, default=16, help="of 64 MB to write")
+    parser.add_argument("--precision", default="float32")
+    parser.add_argument("--place", type=Path, default=None, help="the disk to measure")
+    given = parser.parse_args()
+    measure(given) if given.measure else estimate(given)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,5 @@
+"""Answers over HTTP: several runs, one forward pass per backbone, requests answered together."""
+
+from bertvision.serving.settings import Settings
+
+__all__ = ["Settings"]

@@ -1,0 +1,206 @@
+"""The runs that are served: by name, with what they share, and how a request goes through them."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from bertvision.backbones import BACKBONES
+from bertvision.errors import BertVisionError, lookup
+from bertvision.predictor import Item, Predictor
+from bertvision.runs import slug
+from bertvision.serving.batching import Batcher, Row, TooLarge
+from bertvision.serving.examples import examples_for
+from bertvision.serving.settings import Settings
+from bertvision.trunks import Part
+from bertvision.types import Features
+
+INLINE = 600
+"""Characters up to which tokenizing takes less time than going to another thread."""
+CLERKS = 2
+"""Threads that turn long texts into tokens and logits into answers, so that the event loop can go on refusing."""
+
+
+def name_all(predictors: Sequence[Predictor]) -> dict[str, Predictor]:
+    """Name each by its task; by task and head, and then by number, where that is not enough."""
+    tasks = Counter(each.task.name for each in predictors)
+    full = [slug(f"{each.task.name}-{each.run.name}") for each in predictors]
+    named: dict[str, Predictor] = {}
+    for each, long in zip(predictors, full, strict=True):
+        name, number = each.task.name if tasks[each.task.name] == 1 else long, 1
+        while name in named:
+            number += 1
+            name = f"{long}-{number}"
+        named[name] = each
+    return named
+
+
+class Served:
+    """Predictors by name, and the batches they share."""
+
+    def __init__(self, predictors: Sequence[Predictor], batcher: Batcher, settings: Settings):
+        self.models = name_all(predictors)
+        self.batcher = batcher
+        self.settings = settings
+        self.clerks = ThreadPoolExecutor(CLERKS, "bertvision-clerk")
+
+    def choose(self, names: Sequence[str], items: Sequence[Item]) -> dict[str, Predictor]:
+        """Return the models asked for; if none are named, the only one, or those that can read the items."""
+        if names:
+            return {name: lookup(self.models, name, "model") for name in dict.fromkeys(names)}
+        if len(self.models) == 1:
+            return dict(self.models)
+        sizes = {1 if isinstance(item, str) else len(item) for item in items}
+        fitting = {name: each for name, each in self.models.items() if {len(each.task.inputs)} == sizes}
+        if not fitting:
+            raise BertVisionError(f"No model reads such items. Name one of: {', '.join(self.models)}.")
+        return fitting
+
+    def limit(self, items: Sequence[Item]) -> int:
+        """Refuse too much text; return how many characters there are."""
+        if len(items) > self.settings.items:
+            raise TooLarge(f"The request has {len(items):,} items; this server takes {self.settings.items:,} at most.")
+        total = 0
+        for number, item in enumerate(items):
+            texts = [item] if isinstance(item, str) else item.values() if isinstance(item, dict) else item
+            lengths = [len(text) for text in texts]
+            if max(lengths, default=0) > self.settings.characters:
+                raise TooLarge(
+                    f"Item {number} has a text of {max(lengths):,} characters; this server takes "
+                    f"{self.settings.characters:,} at most."
+                )
+            total += sum(lengths)
+        return total
+
+    async def answer(
+        self, models: dict[str, Predictor], items: Sequence[Item], *, nbest: int, bert: bool, timeout: float | None
+    ) -> dict[str, Any]:
+        """Put items to models: tokenize once per kind of reading, read each row once per backbone, present."""
+        began = time.monotonic()
+        characters = self.limit(items)
+        seconds = min(timeout or self.settings.timeout, self.settings.timeout)
+        self.batcher.check(seconds)
+        loop = asyncio.get_running_loop()
+        if characters <= INLINE:
+            encoded = encode_all(models, items)
+        else:
+            encoded = await loop.run_in_executor(self.clerks, encode_all, models, items)
+        ready = time.monotonic()
+        rows: dict[tuple[int, bytes], Row] = {}
+        places: dict[tuple[str, Part], list[Row]] = {}
+        for name, predictor in models.items():
+            features = encoded[name]
+            for part in predictor.asked(own=bert):
+                places[name, part] = _rows(part, features, predictor.pad_ids, began + seconds, rows)
+        unique = list(rows.values())
+        found = dict(zip(map(id, unique), await self.batcher.submit(unique), strict=True))
+        read = time.monotonic()
+
+        def present() -> dict[str, list[dict[str, Any]]]:
+            answers = {}
+            for name, predictor in models.items():
+                features = encoded[name]
+                said = {
+                    part: predictor.gather([found[id(row)][part.head] for row in mine], features)
+                    for (owner, part), mine in places.items()
+                    if owner == name
+                }
+                answers[name] = predictor.present(said, features, nbest=nbest, bert=bert)
+            return answers
+
+        answers = present() if characters <= INLINE else await loop.run_in_executor(self.clerks, present)
+        total = time.monotonic() - began
+        return {
+            "answers": answers,
+            "passes": len({id(row.trunk) for row in unique}),
+            "tokens": sum(row.length for row in unique),
+            "seconds": {"encode": ready - began, "read": read - ready, "total": total},
+        }
+
+    @cached_property
+    def description(self) -> dict[str, Any]:
+        """What /v1/models tells."""
+        shared: dict[str, list[str]] = {}
+        for name, each in self.models.items():
+            for part in each.parts:
+                if name not in shared.setdefault(part.trunk.weights, []):
+                    shared[part.trunk.weights].append(name)
+        names = {m.experiment["weights"]: _backbone_name(m) for each in self.models.values() for m in each.members}
+        backbones = [{"name": names[key], "weights": key, "models": models} for key, models in shared.items()]
+        if len(backbones) == 1:
+            note = f"One backbone: a text takes one forward pass, for all {len(self.models)} model(s)."
+        else:
+            note = (
+                f"{len(backbones)} backbones: a text takes a forward pass through each that its models read; "
+                f"{len(backbones)} for all {len(self.models)} models. Models on the same backbone share its pass."
+            )
+        described = [_describe(name, each) for name, each in self.models.items()]
+        return {"models": described, "backbones": backbones, "note": note}
+
+
+def encode_all(models: dict[str, Predictor], items: Sequence[Item]) -> dict[str, Features]:
+    """Tokenize the items for every model; models that read them alike share the work."""
+    done: dict[tuple[Any, ...], Features] = {}
+    encoded = {}
+    for name, each in models.items():
+        alike = each.members[0].experiment["weights"], type(each.task), each.max_tokens, each.task.inputs
+        key = (*alike, getattr(each.task, "answerable", None), id(each.own.trunk))
+        if key not in done:
+            done[key] = each.encode(items)
+        encoded[name] = done[key]
+    return encoded
+
+
+def _rows(
+    part: Part,
+    features: Features,
+    pad_ids: dict[str, int],
+    deadline: float,
+    rows: dict[tuple[int, bytes], Row],
+) -> list[Row]:
+    """Return a row for each of the features; equal tokens on one trunk are one row, whoever asks."""
+    mine = []
+    for first, last in zip(features.offsets[:-1].tolist(), features.offsets[1:].tolist(), strict=True):
+        tokens = {name: flat[first:last] for name, flat in features.tokens.items()}
+        key = id(part.trunk), b"".join(np.ascontiguousarray(each).tobytes() for each in tokens.values())
+        if key not in rows:
+            rows[key] = Row(part.trunk, tokens, pad_ids, deadline)
+        rows[key].heads.add(part.head)
+        mine.append(rows[key])
+    return mine
+
+
+def _backbone_name(run: Any) -> str:
+    known = BACKBONES.get(run.experiment["backbone"])
+    return known.hub if known else run.experiment["backbone"].rstrip("/").rsplit("/", 1)[-1]
+
+
+def _describe(name: str, each: Predictor) -> dict[str, Any]:
+    task, run = each.task, each.run
+    classes = list(getattr(task, "classes", ()))
+    return {
+        "name": name,
+        "task": task.name,
+        "summary": task.summary,
+        "kind": run.kind,
+        "head": run.name,
+        "inputs": list(task.inputs),
+        "answers": "span" if task.per_token else "class" if classes else "score",
+        "classes": classes,
+        "backbone": _backbone_name(each.members[0]),
+        "weights": each.members[0].experiment["weights"],
+        "passes": each.passes,
+        "runs_on": each.own.trunk.runs_on,
+        "max_tokens": each.max_tokens,
+        "fraction": run.experiment["fraction"],
+        "parameters": run.metrics["parameters"],
+        "primary": run.metrics["primary"],
+        "score": run.metrics["score"],
+        "reads": each.layers,
+        "examples": [{"title": title, "texts": list(texts)} for title, texts in examples_for(task)],
+    }

@@ -1,0 +1,89 @@
+"""A run as one directory that can be given away: weights, tokenizer, settings, and a card that says how good it is.
+
+experiment.json, metrics.json   as in a run, so that every command takes the directory for one
+head.safetensors                its head; for an ensemble, members/<n>/ hold those of its members
+config.json, tokenizer*, ...    the backbone as a Hugging Face directory, or without its weights the rest of it
+last.safetensors, bert/         BERT's own head, and the settings of its answers
+README.md                       the card
+"""
+
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+from bertvision.backbones import OWN_HEAD
+from bertvision.cards import card
+from bertvision.errors import BertVisionError
+from bertvision.files import replacing_directory, require_space, write_json
+from bertvision.runs import Run, is_finished
+from bertvision.trunks import own_head_file
+
+WEIGHTS = re.compile(r"model.*\.safetensors(\.index\.json)?")
+# What stands beside a backbone but does not belong to it.
+LEFT_OUT = {"point.json", OWN_HEAD, "README.md"}
+
+
+def save_pretrained(run: Run, directory: Path, *, backbone: bool = True) -> Path:
+    """Write all that answering needs into `directory`; without the backbone, its name and hash stand for it."""
+    if "exported" in run.experiment:
+        raise BertVisionError(f"{run.directory} is an exported run; its directory can be given away as it is.")
+    if directory.exists() and any(directory.iterdir()) and not is_finished(directory):
+        raise BertVisionError(f"{directory} is not empty, and no shared run either. Choose another directory.")
+    members = run.members()
+    if len({each.experiment["weights"] for each in members or [run]}) > 1:
+        raise BertVisionError("This ensemble reads several backbones; one directory holds one. Share its members.")
+    first = (members or [run])[0]
+    if backbone and not first.has_backbone:
+        raise BertVisionError(f"The backbone of {run.directory} is not here. Leave it out, or put it at its place.")
+    if backbone:
+        size = sum(file.stat().st_size for file in first.backbone.iterdir() if file.is_file())
+        require_space(directory, size, "The shared run")
+    with replacing_directory(directory) as place:
+        _copy_backbone(first, place, weights=backbone)
+        for number, member in enumerate(members):
+            write_answering(member, place / "members" / str(number), {"backbone_path": "../.."})
+        if (bert := run.bert()) is not None and not members:
+            write_answering(bert, place / "bert", {"backbone_path": ".."})
+        (place / "README.md").write_text(card(run, with_backbone=backbone), encoding="utf-8")
+        paths = {"members": [f"members/{number}" for number in range(len(members))]} if members else {}
+        write_answering(run, place, {"backbone_path": ".", **paths})
+    return directory
+
+
+def write_answering(run: Run, place: Path, changes: dict[str, Any], *, weights: bool = True) -> None:
+    """Write what of a run turns tokens into answers: experiment, head and metrics, not its predictions."""
+    place.mkdir(parents=True, exist_ok=True)
+    experiment = without_places({**run.experiment, "own_head": OWN_HEAD}) | changes
+    write_json(place / "experiment.json", experiment)
+    if weights and (run.directory / "head.safetensors").is_file():
+        shutil.copyfile(run.directory / "head.safetensors", place / "head.safetensors")
+    write_json(place / "metrics.json", run.metrics)
+
+
+def copy_tokenizer(run: Run, place: Path) -> None:
+    """Copy what turns text into tokens."""
+    for file in sorted(run.backbone.iterdir()):
+        if file.is_file() and not WEIGHTS.fullmatch(file.name) and file.name not in LEFT_OUT:
+            shutil.copyfile(file, place / file.name)
+
+
+def _copy_backbone(run: Run, place: Path, *, weights: bool) -> None:
+    copy_tokenizer(run, place)
+    if weights:
+        for file in sorted(run.backbone.iterdir()):
+            if WEIGHTS.fullmatch(file.name):
+                shutil.copyfile(file, place / file.name)
+    shutil.copyfile(own_head_file(run), place / OWN_HEAD)
+
+
+def without_places(value: Any) -> Any:
+    """Shorten every path of this machine to its last part."""
+    if isinstance(value, dict):
+        return {key: without_places(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [without_places(each) for each in value]
+    if isinstance(value, str) and os.sep in value:
+        return re.sub(r"(?:(?<=^)|(?<=\s))(?:~|\.{0,2})?(?:/[^/\s]+)+/([^/\s]+)/?", r"\1", value)
+    return value

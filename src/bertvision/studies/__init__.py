@@ -1,0 +1,87 @@
+"""Studies: every table and figure of the paper as one function. To add one: write it in one file, add one line here."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bertvision.errors import BertVisionError, lookup
+from bertvision.progress import say
+from bertvision.studies import comparing, epochs, looking, transfer
+from bertvision.studies.lab import Lab, Options
+from bertvision.studies.result import Figure, Result, find_results, load, place
+from bertvision.tasks import Task
+
+__all__ = ["STUDIES", "Figure", "Lab", "Options", "Result", "find_results", "load", "run", "suited"]
+
+
+@dataclass(frozen=True)
+class Study:
+    """A row of the table."""
+
+    run: Callable[[Lab], dict[str, Any]]
+    summary: str
+    paper: str = ""
+    """Which tables and figures of the paper it gives."""
+    on: str = "all"
+    """all, squad2, pairs (and contexts) or sentences."""
+
+
+# fmt: off
+STUDIES: dict[str, Study] = {
+    "curve": Study(comparing.curve, "BERT by fraction, heads where they are read", "Figures A.1, A.2"),
+    "zoo": Study(comparing.zoo, "all heads, BERT and the controls", "Tables 3.1, 3.2, 3.4, A.1-A.3; Figure A.3"),
+    "head-epochs": Study(epochs.head_epochs, "a head's score after each of its epochs", "Figures 3.4, A.4"),
+    "ensemble": Study(comparing.ensemble, "BERT and heads, together in every way", "Table 3.3"),
+    "less-data": Study(comparing.less_data, "a head from a share of the labels", "Figure 3.3; draft Table 3"),
+    "cross-checkpoint": Study(comparing.cross_checkpoint, "heads trained early, read later", "draft Table 1"),
+    "longer": Study(comparing.longer, "heads on two epochs and more", "Table 4.5"),
+    "layer-weights": Study(looking.layer_weights, "what learned pooling gives each layer"),
+    "question-types": Study(looking.question_types, "right with and without an answer", "Figure 4.5", "squad2"),
+    "second-answer": Study(looking.second_answer, "is the second answer right when the first is wrong?", "", "squad2"),
+    "context-length": Study(looking.context_length, "length of what models get right", "", "pairs"),
+    "transfer": Study(transfer.transfer, "a head of one task used for another", "", "sentences"),
+}
+# fmt: on
+
+
+def suited(task: Task, options: Options) -> list[str]:
+    """Name the studies that make sense for a task."""
+    pairs = task.per_token or len(task.describe().get("texts", ())) > 1
+    fits = {"all": True, "squad2": task.per_token, "pairs": pairs, "sentences": not task.per_token and bool(options.to)}
+    return [name for name, study in STUDIES.items() if fits[study.on]]
+
+
+def run(
+    experiment: Any,
+    names: Sequence[str],
+    *,
+    options: Options | None = None,
+    root: Path = Path("runs"),
+    notify: Callable[[str], None] = say,
+    command: str = "",
+) -> Iterator[Result]:
+    """Run studies of an experiment, those that have a result excepted; "all" stands for those that suit its task."""
+    lab = Lab(experiment, options or Options(), Path(root), notify)
+    if not lab.seeds or len(set(lab.seeds)) != len(lab.seeds):
+        raise BertVisionError(f"Studies need one or more different seeds, got {lab.seeds}.")
+    chosen = [each for name in names for each in (suited(lab.task, lab.options) if name == "all" else [name])]
+    for name in chosen:
+        study = lookup(STUDIES, name, "study")
+        path = place(lab, name)
+        if path.is_file():
+            yield load(path)
+            continue
+        notify(f"{name} of {lab.task.name}: {study.summary}.")
+        result = Result(
+            study=name,
+            task=lab.task.name,
+            backbone=lab.experiment.backbone,
+            primary=lab.task.primary,
+            seeds=lab.seeds,
+            command=command or f"bertvision study {name} --task {lab.task.name}",
+            marks=lab.marks(),
+            **study.run(lab),
+        )
+        result.save(path)
+        yield result

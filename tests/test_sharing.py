@@ -1,0 +1,95 @@
+import json
+import shutil
+
+import pytest
+from transformers import AutoModel
+
+import bertvision
+from bertvision import Predictor
+from bertvision.errors import BertVisionError
+from bertvision.runs import find_runs
+from conftest import save_tiny
+
+TEXTS = ["the film was great", "the plot was awful and poor"]
+
+
+@pytest.fixture(scope="module")
+def runs(tiny, reviews, tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+    result = bertvision.run(
+        train_file=str(reviews), backbone=str(tiny), heads=["adapter:gather=max,size=8"], fractions=[0.0, 1.0],
+        read_at=[0.0, 1.0], train={"epochs": 3, "learning_rate": 1e-2}, root=root, notify=lambda message: None,
+    )  # fmt: skip
+    return root, result
+
+
+@pytest.mark.parametrize("kind", ["head", "bert", "ensemble"])
+def test_a_shared_run_answers_alone(runs, tmp_path, kind):
+    root, result = runs
+    run = next(each for each in result.runs if each.kind == kind and each.experiment["fraction"] == 1)
+    before = Predictor(run).predict(TEXTS, bert=True)
+    assert Predictor(run).save_pretrained(tmp_path / "shared") == tmp_path / "shared"
+    shutil.move(tmp_path / "shared", tmp_path / "elsewhere")  # nothing may point back
+    shutil.move(root, tmp_path / "hidden")
+    try:
+        assert Predictor.from_pretrained(tmp_path / "elsewhere").predict(TEXTS, bert=True) == before
+        assert AutoModel.from_pretrained(tmp_path / "elsewhere").config.model_type == "bert"
+    finally:
+        shutil.move(tmp_path / "hidden", root)
+    # Sharing what was shared gives the same again.
+    Predictor.from_pretrained(tmp_path / "elsewhere").save_pretrained(tmp_path / "again")
+    assert bertvision.load(tmp_path / "again").predict(TEXTS, bert=True) == before
+
+
+def test_nothing_of_this_machine_is_told(runs, tmp_path):
+    Predictor(runs[1].best).save_pretrained(tmp_path / "shared")
+    for file in (tmp_path / "shared").rglob("*"):
+        if file.suffix in (".json", ".md"):
+            assert "/tmp/" not in file.read_text() and str(tmp_path.parent) not in file.read_text(), file
+    assert not list((tmp_path / "shared").rglob("*.npz"))
+
+
+def test_the_card_says_how_good_it_is(runs, tmp_path):
+    Predictor(runs[1].best).save_pretrained(tmp_path / "shared")
+    card = (tmp_path / "shared" / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: bertvision\n")
+    assert f"| accuracy | {runs[1].best.metrics['score']['accuracy']:.2f} |" in card
+    assert runs[1].best.experiment["weights"] in card and "dev was predicted once" in card
+
+
+def test_another_backbone_is_refused(runs, tiny, tmp_path):
+    _, result = runs
+    head = result.best
+    bare = Predictor(head).save_pretrained(tmp_path / "bare", backbone=False)
+    assert not list(bare.glob("model*.safetensors"))
+    right = str(head.backbone)
+    assert Predictor.from_pretrained(bare, backbone=right).predict(TEXTS) == Predictor(head).predict(TEXTS)
+    other = save_tiny(tmp_path / "other", seed=1)
+    with pytest.raises(BertVisionError, match="is not the one .* was trained on"):
+        Predictor.from_pretrained(bare, backbone=str(other))
+    whole = Predictor(head).save_pretrained(tmp_path / "whole")
+    shutil.copy(other / "model.safetensors", whole / "model.safetensors")
+    with pytest.raises(BertVisionError, match="is not the one .* was trained on"):
+        bertvision.load(whole)
+
+
+def test_a_pretrained_backbone_is_found_by_its_name(runs, tiny, tmp_path, monkeypatch):
+    zero = next(each for each in runs[1].runs if each.kind == "head" and each.experiment["fraction"] == 0)
+    bare = Predictor(zero).save_pretrained(tmp_path / "bare", backbone=False)
+    experiment = json.loads((bare / "experiment.json").read_text())
+    assert experiment["backbone"] == tiny.name  # a directory's path is not told; its name alone is no backbone
+    with pytest.raises(BertVisionError, match="Cannot load backbone"):
+        bertvision.load(bare)
+    monkeypatch.chdir(tiny.parent)
+    assert bertvision.load(bare).predict(TEXTS) == Predictor(zero).predict(TEXTS)
+
+
+def test_what_is_there_is_not_lost(runs, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years")
+    with pytest.raises(BertVisionError, match="not empty"):
+        Predictor(runs[1].best).save_pretrained(tmp_path / "mine")
+    assert (tmp_path / "mine" / "thesis.txt").read_text() == "years"
+    shared = Predictor(runs[1].best).save_pretrained(tmp_path / "shared")
+    assert Predictor(runs[1].best).save_pretrained(shared) == shared  # a shared run may be replaced
+    assert len(list(find_runs(shared))) == 2
