@@ -1,6 +1,6 @@
 """How much of the forward pass a server keeps, what batching gains, what nine heads cost, what ONNX gains.
 
-    python benchmarks/serve.py [--seconds 15] [--clients 32] [--json FILE]
+    python benchmarks/serve.py [--seconds 15] [--clients 32] [--options '--readers 1'] [--json FILE]
 
 MiniLM on Rotten Tomatoes (package registry), in one run: first the bare forward pass and the plain loop, then
 `bertvision serve` in a process of its own, asked by clients in this one. Prints each figure beside its bar.
@@ -192,6 +192,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--rows", type=int, default=300, help="to train the heads on")
     parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--options", type=str.split, default=[], help="of `bertvision serve`, in one word")
     given = parser.parse_args()
     report = Report()
     with tempfile.TemporaryDirectory() as place:
@@ -223,7 +224,7 @@ def serve(
     loop: float,
 ) -> None:
     """Measure through a server in another process."""
-    words = [sys.executable, "-m", "bertvision", "serve", *map(str, runs), "--port", "0"]
+    words = [sys.executable, "-m", "bertvision", "serve", *map(str, runs), "--port", "0", *given.options]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout
         port = next(int(found[1]) for line in process.stdout if (found := re.search(r"127\.0\.0\.1:(\d+)/ ", line)))
@@ -246,8 +247,10 @@ def serve(
             note = f"{many:.0f} against {alone:.0f} texts/s; {percentiles(taken)}; alone {alone_note}"
             report.add("short texts: against one client at a time", many / alone, 2.0, True, note)
             report.add("short texts: against the plain loop", many / loop, 1.5, True, f"{loop:.0f} texts/s")
-            _, one, _ = run([request([text], first) for text in short], 1)
-            _, nine, _ = run([request([text], names) for text in short], 1)
+            # In turns, so that a machine that slows down slows both.
+            turns = [request([text], asked) for text in short for asked in (first, names)]
+            _, taken, _ = run(turns, 1)
+            one, nine = taken[::2], taken[1::2]
             ratio = float(np.median(nine) / np.median(one))
             report.add(
                 f"{len(names)} heads on one request", ratio, 1.3, False, f"{percentiles(nine)}; one {percentiles(one)}"

@@ -111,6 +111,16 @@ def optimizer_for(model: nn.Module, learning_rate: float, weight_decay: float) -
     return torch.optim.AdamW([group for group in groups if group["params"]], lr=learning_rate, fused=True)
 
 
+def cores() -> int:
+    """How many cores torch works with here: 1 where the work is done elsewhere."""
+    return torch.get_num_threads() if device().type == "cpu" else 1
+
+
+def use_cores(number: int) -> None:
+    """Let the thread that calls this work with so many cores."""
+    torch.set_num_threads(max(1, number))
+
+
 @contextmanager
 def background(threads: int) -> Iterator[ThreadPoolExecutor]:
     """Yield threads for work beside the main one; what still waits when the caller leaves is dropped."""

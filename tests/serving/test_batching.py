@@ -1,4 +1,4 @@
-"""The queue and its thread, around a trunk that is slow on purpose."""
+"""The queue and its readers, around a trunk that is slow on purpose."""
 
 import asyncio
 import threading
@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+import torch
 
 from bertvision.serving.batching import Batcher, Overloaded, Row, TooLarge, TooLate, choose, read
 from bertvision.serving.settings import Settings
@@ -123,7 +124,26 @@ def test_a_passed_deadline_is_neither_read_nor_forgotten():
         await batcher.submit([row(trunk, 5)])
         assert (9,) not in trunk.batches and batcher.waiting == 0
 
-    run(with_batcher(work))
+    run(with_batcher(work, readers=1))
+
+
+def test_two_batches_at_a_time_share_the_cores():
+    trunk, found = Slow(0.2), []
+    trunk.read = lambda *given, read=trunk.read: (found.append(torch.get_num_threads()), read(*given))[1]
+
+    async def work(batcher):
+        batcher.cores = 4
+        await batcher.submit([row(trunk, 10)])
+        began = time.monotonic()
+        tasks = [asyncio.create_task(batcher.submit([row(trunk, 10)])) for _ in range(2)]
+        await asyncio.gather(*tasks)
+        assert time.monotonic() - began < 0.39
+        assert batcher.speed > 52  # 50 for one alone; two at a time do more
+
+    mine = torch.get_num_threads()
+    run(with_batcher(work, budget=20, readers=2))
+    assert found[0] == 4 and 2 in found[1:]
+    assert torch.get_num_threads() == mine
 
 
 def test_one_bad_row_spoils_no_other():
@@ -152,7 +172,7 @@ def test_closing_answers_what_waits_and_refuses_the_rest():
             await batcher.submit([row(trunk, 1)])
 
     run(with_batcher(work, budget=10))
-    assert not [each for each in threading.enumerate() if each.name == "bertvision-batches"]
+    assert not [each for each in threading.enumerate() if each.name.startswith("bertvision-batches")]
 
 
 def test_one_client_alone_never_waits_for_company():

@@ -138,7 +138,10 @@ def serve(
     key_file: Annotated[
         Path | None, typer.Option(help=f"File with the API key; else {KEY} of the environment.", show_default=False)
     ] = None,
-    budget: Annotated[int, typer.Option(help="Tokens in a forward pass, with padding.", min=1)] = 4096,
+    budget: Annotated[int, typer.Option(help="Tokens read at a time, with padding.", min=1)] = 4096,
+    readers: Annotated[
+        int, typer.Option(help="Batches at a time, on their share of the cores; 0: one a core.", min=0)
+    ] = 0,
     room: Annotated[int, typer.Option(help="Tokens that may wait; more get 429.", min=1)] = 32_768,
     timeout: Annotated[float, typer.Option(help="Seconds in which a request must be answered.", min=0.1)] = 30.0,
     drain: Annotated[float, typer.Option(help="Seconds to stay reachable, not ready, after SIGTERM.", min=0)] = 0.0,
@@ -164,6 +167,7 @@ def serve(
 
     settings = Settings(
         budget=budget,
+        readers=readers,
         room=room,
         requests=max_requests,
         items=max_items,

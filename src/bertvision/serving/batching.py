@@ -1,4 +1,4 @@
-"""Rows of many requests, read together: a bounded queue, and one thread that fills forward passes from it."""
+"""Rows of many requests, read together: a bounded queue, and the threads that fill forward passes from it."""
 
 import asyncio
 import math
@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from bertvision import runtime
 from bertvision.activations import Tokens
 from bertvision.errors import BertVisionError
 from bertvision.serving.settings import Settings
@@ -18,6 +19,7 @@ from bertvision.types import Features
 MOST_ROWS = 256
 FORGET = 0.2
 """How much of the measured speed each batch replaces."""
+MOST_READERS = 4
 FULL = 0.25
 """Of the budget: smaller batches take as long as they take, and say nothing about the speed under load."""
 
@@ -102,7 +104,11 @@ def read(rows: Sequence[Row]) -> list[dict[str, np.ndarray]]:
 
 
 class Batcher:
-    """The queue, and the thread that empties it."""
+    """The queue, and the readers that empty it.
+
+    Two batches on a core each are read sooner than one after the other on both cores, where every operation waits for
+    the slower half; so there are several readers, who share the cores, and a batch that is alone has all of them.
+    """
 
     def __init__(self, settings: Settings, watch: Callable[[Done], None] = lambda done: None):
         self.settings = settings
@@ -113,20 +119,30 @@ class Batcher:
         self._tokens = 0
         self._ready = threading.Condition()
         self._closing = False
-        self._before = (0, 0.0)  # rows and seconds of the last batch
-        self._thread = threading.Thread(target=self._work, name="bertvision-batches", daemon=True)
+        self._busy = 0
+        self.cores = runtime.cores()
+        readers = settings.readers or min(self.cores, MOST_READERS)
+        self.budget = max(1, settings.budget // readers)
+        """Tokens, with padding, in one reader's batch."""
+        self._readers = [
+            threading.Thread(target=self._work, name=f"bertvision-batches-{number}", daemon=True)
+            for number in range(readers)
+        ]
 
     def start(self) -> None:
         """Begin to read."""
         self._loop = asyncio.get_running_loop()
-        self._thread.start()
+        for reader in self._readers:
+            reader.start()
 
     def close(self) -> None:
         """Read what waits, then stop."""
         with self._ready:
             self._closing = True
             self._ready.notify_all()
-        self._thread.join()
+        for reader in self._readers:
+            reader.join()
+        runtime.use_cores(self.cores)  # some of its libraries know one number for all threads
 
     @property
     def waiting(self) -> int:
@@ -165,44 +181,50 @@ class Batcher:
             raise TooLate("The deadline passed before the answer was there. Allow more time, or send less.") from None
 
     def _work(self) -> None:
-        while batch := self._next():
-            began = time.monotonic()
+        before = (0, 0.0)  # rows and seconds of the last batch
+        while batch := self._next(before):
+            began, sharing = time.monotonic(), self._busy
+            runtime.use_cores(self.cores // sharing)
             results = _read_apart(batch)
             seconds = time.monotonic() - began
             lengths = [row.length for row in batch]
             done = Done(len(batch), sum(lengths), max(lengths) * len(batch), seconds)
-            if done.padded >= FULL * self.settings.budget:
-                speed = done.tokens / max(seconds, 1e-6)
-                self.speed = speed if not self.speed else (1 - FORGET) * self.speed + FORGET * speed
-            self._before = (len(batch), seconds)
+            with self._ready:
+                self._busy -= 1
+                if done.padded >= FULL * self.budget:
+                    speed = sharing * done.tokens / max(seconds, 1e-6)
+                    self.speed = speed if not self.speed else (1 - FORGET) * self.speed + FORGET * speed
+            before = len(batch), seconds
             self.watch(done)
             self._loop.call_soon_threadsafe(_deliver, batch, results)
 
-    def _next(self) -> list[Row]:
+    def _next(self, before: tuple[int, float]) -> list[Row]:
         """Wait for rows, and take a batch of them; empty: it is over."""
         with self._ready:
             while True:
                 while not self._rows and not self._closing:
                     self._ready.wait()
-                self._linger()
+                self._linger(*before)
                 now = time.monotonic()
                 kept = [row for row in self._rows if row.future and not row.future.cancelled() and row.deadline > now]
                 self._tokens = sum(row.length for row in kept)
                 self._rows = kept
                 if kept:
-                    batch = choose(kept, self.settings.budget)
+                    batch = choose(kept, self.budget)
                     taken = set(map(id, batch))
                     self._rows = [row for row in kept if id(row) not in taken]
                     self._tokens -= sum(row.length for row in batch)
+                    self._busy += 1
+                    if self._rows:
+                        self._ready.notify()
                     return batch
                 if self._closing:
                     return []
 
-    def _linger(self) -> None:
+    def _linger(self, rows: int, seconds: float) -> None:
         """Those just answered tend to ask again at once: wait a moment for as many, not to read the first alone."""
-        rows, seconds = self._before
         until = time.monotonic() + min(self.settings.linger, 0.2 * seconds)
-        while len(self._rows) < rows and self._tokens < self.settings.budget and not self._closing:
+        while len(self._rows) < rows and self._tokens < self.budget and not self._closing:
             left = until - time.monotonic()
             if left <= 0 or not self._ready.wait(left):
                 return

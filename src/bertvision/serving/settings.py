@@ -11,7 +11,9 @@ class Settings:
     """Limits of a server; each is refused with a sentence that names it."""
 
     budget: int = 4096
-    """Tokens, with padding, that one forward pass reads."""
+    """Tokens, with padding, that are read at a time: in one forward pass, or one of each reader."""
+    readers: int = 0
+    """Threads that read batches, on a share of the cores each; 0: one per core, four at most, and one on a GPU."""
     room: int = 32_768
     """Tokens that may wait; more are refused with 429."""
     requests: int = 128
