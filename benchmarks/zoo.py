@@ -1,19 +1,24 @@
 """Every head beside BERT, the controls and the ensembles; the default head tested against each of them.
 
-    python benchmarks/zoo.py sentences --data-dir GLUE [--tasks mrpc,stsb,rte,sst2] [--seeds 0,1,2] [--fractions 0.3,1]
-    python benchmarks/zoo.py spans --data-dir SQUAD --checkpoints DIR --stores DIR [--seeds 0,1,2]
+    python benchmarks/zoo.py sentences --data-dir GLUE [--stages main,decayed,deep,xception]
+    python benchmarks/zoo.py spans --data-dir SQUAD --checkpoints DIR --stores DIR [--stages main,heavy,cnn,deep]
+    python benchmarks/zoo.py sentences|spans --report
 
-Resumable: what is finished is skipped. Writes benchmarks/results/zoo-*.json and docs/zoo-*.md after every cell.
+Hours, resumable: what is finished is skipped, by benchmarks/results/zoo/*.npz, which hold how every answer compared
+with its label. Writes benchmarks/results/zoo-*.json and docs/zoo-*.md after every step; --report does only that.
 DIR of --checkpoints holds fine-tuned backbones, named by their epochs; --stores takes about 7 GB for each.
 """
 
 import argparse
+import itertools
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scored import Scored, kept
 
 from bertvision import heads, pipeline
 from bertvision.config import Experiment, Optim, States, make
@@ -24,23 +29,28 @@ from bertvision.tasks import TASKS
 
 # The published sentence heads read 26 channels of BERT-large: 25 layers and the pooled [CLS].
 PAPER_SENTENCES = {
-    "learned:pooled=true": "Tenney small",
-    "learned-adapter-386-skip:pooled=true": "adapter pooler Tenney",
-    "mean-adapter-386-skip:pooled=true": "adapter pooler average",
-    "xception-small:pooled=true": "Xception abbreviated",
-    "xception-small-skip:pooled=true": "Xception abbreviated, CLS residual",
-    "adapter-pooler": "AdapterPooler",
-    "adapter": "adapter 64",
+    "main": {
+        "learned:pooled=true": "Tenney small",
+        "learned-adapter-386-skip:pooled=true": "adapter pooler Tenney",
+        "mean-adapter-386-skip:pooled=true": "adapter pooler average",
+        "adapter-pooler": "AdapterPooler",
+        "adapter": "adapter 64",
+    },
+    "deep": {
+        "xception-small:pooled=true": "Xception abbreviated",
+        "xception-small-skip:pooled=true": "Xception abbreviated, CLS residual",
+    },
+    "xception": {"xception:pooled=true": "Xception full"},
 }
-SLOW_SENTENCES = {"xception:pooled=true": "Xception full"}
 OWN_SENTENCES = [
     "adapter:gather=max",
     "adapter:gather=mean+max",
     "adapter:gather=max,size=128",
     "attention:gather=max",
 ]
-OWN_SPANS = ["attention", "attention-skip"]
-LIGHT_SPANS = [
+MAIN_SPANS = [
+    "attention",
+    "attention-skip",
     "mean",
     "learned",
     "adapter",
@@ -58,16 +68,19 @@ HEAVY_SPANS = [
     "adapter-386-skip-learned",
     "adapter-pooler",
 ]
-CNN_SPANS = [name for name in heads.HEADS if "cnn" in name or "ception" in name]
-CNN_QUESTIONS = 1000
+CNN_SPANS = [name for name in heads.HEADS if "cnn" in name]
+DEEP_SPANS = [name for name in heads.HEADS if "ception" in name]
+# Convolutions over the image of a window take up to 50 times as long as the backbone that made it.
+PARTS = {"cnn": {"limit": 300, "limit_dev": 500}, "deep": {"limit": 60, "limit_dev": 200}}
 LIMITS = {"sst2": 10_000}
 WAYS = ["max", "mean", "product"]
 BERT, DECAYED = "BERT, same checkpoint", "BERT, decayed to zero"
 LAST, ONLY = "control: last, retrained", "control: default head, last layer only"
 CHOSEN = "paper head that validation chooses"
+KEPT = Path("benchmarks/results/zoo")
 
-Cell = dict[str, list[Run]]
-"""The runs of every model, one for each seed."""
+Cell = dict[str, list[Scored]]
+"""Every model, seed by seed."""
 
 
 def train(experiment: Experiment, fraction: float, root: Path, default: str) -> dict[str, Run]:
@@ -76,7 +89,7 @@ def train(experiment: Experiment, fraction: float, root: Path, default: str) -> 
     point = pipeline.open_point(prepared, pipeline.finetune(prepared, root), fraction)
     trained = {run.name: run for run in pipeline.train_heads(prepared, point)}
     bert = pipeline.bert_run(prepared, point)
-    found = {BERT: bert} | {_control(name, default): run for name, run in trained.items()}
+    found = {BERT: bert} | {row_name(name, default): run for name, run in trained.items()}
     if default in trained:
         for how in WAYS:
             found[f"BERT + default ({how})"] = pipeline.ensemble(
@@ -85,31 +98,32 @@ def train(experiment: Experiment, fraction: float, root: Path, default: str) -> 
     return found
 
 
-def _control(name: str, default: str) -> str:
+def row_name(spec: str, default: str) -> str:
+    """Name a head as the tables do."""
+    name = heads.canonical(spec)
     return {"last": LAST, heads.last_layer_only(default): ONLY}.get(name, name)
 
 
-def add(cell: Cell, found: dict[str, Run]) -> None:
-    """Append a seed's runs."""
-    for name, run in found.items():
-        cell.setdefault(name, []).append(run)
+def add(cell: Cell, found: dict[str, Scored]) -> None:
+    """Append a seed's models."""
+    for name, each in found.items():
+        cell.setdefault(name, []).append(each)
 
 
 def scores(columns: dict[str, Cell]) -> dict[str, dict[str, Any]]:
     """Mean, interval and seeds of every model in every column."""
     found: dict[str, dict[str, Any]] = {}
     for column, cell in columns.items():
-        for name, runs in cell.items():
-            task = TASKS[runs[0].experiment["task"]["name"]]
-            low, high = interval(task, [run.outcomes() for run in runs], resamples=500)
+        for name, seeds in cell.items():
+            low, high = interval(TASKS[seeds[0].task], [each.outcomes for each in seeds], resamples=500)
             found.setdefault(name, {})[column] = {
-                "mean": float(np.mean([run.primary for run in runs])),
+                "mean": float(np.mean([each.primary for each in seeds])),
                 "low": low,
                 "high": high,
-                "seeds": [run.primary for run in runs],
-                "validation": float(np.mean([run.grade[0] for run in runs])),
-                "parameters": runs[0].metrics["parameters"],
-                "scores": runs[0].metrics["score"],
+                "seeds": [each.primary for each in seeds],
+                "validation": float(np.mean([each.validation for each in seeds])),
+                "parameters": seeds[0].parameters,
+                "scores": seeds[0].score,
             }
     return found
 
@@ -141,9 +155,8 @@ def against(rival: str, ours: str, cells: Sequence[Cell]) -> Gap:
     pairs = []
     for cell in cells:
         seeds = min(len(cell[rival]), len(cell[ours]))
-        task = TASKS[cell[ours][0].experiment["task"]["name"]]
-        first, second = ([run.outcomes() for run in cell[name][:seeds]] for name in (rival, ours))
-        pairs.append(Pair(task, first, second))
+        first, second = ([each.outcomes for each in cell[name][:seeds]] for name in (rival, ours))
+        pairs.append(Pair(TASKS[cell[ours][0].task], first, second))
     return compare(pairs, resamples=2000)
 
 
@@ -163,41 +176,49 @@ def tests(rivals: Sequence[str], ours: str, cells: Sequence[Cell]) -> tuple[list
 def sentences(given: argparse.Namespace) -> None:
     """Sentence tasks, fine-tuned here."""
     default = heads.canonical(heads.DEFAULTS[False][-1])
+    own = [*dict.fromkeys(map(heads.canonical, [*OWN_SENTENCES, default])), "last", heads.last_layer_only(default)]
+    specs = {stage: [*(own if stage == "main" else []), *papers] for stage, papers in PAPER_SENTENCES.items()}
     found: dict[tuple[str, float], Cell] = {}
-    everything = [*dict.fromkeys(map(heads.canonical, [*OWN_SENTENCES, default]))]
-    for seed in given.seeds:
-        for task in given.tasks:
-            base = make(
-                task=task,
-                data_dir=given.data_dir,
-                limit=LIMITS.get(task, 0),
-                fractions=given.fractions,
-                seed=seed,
-                controls=False,
-            )
-            for fraction in given.fractions:
-                cell = found.setdefault((task, fraction), {})
-                ours = replace(base, heads=[*everything, "last", heads.last_layer_only(default)])
-                add(cell, train(ours, fraction, given.runs, default))
-                theirs = train(replace(base, heads=list(PAPER_SENTENCES)), fraction, given.runs, default)
-                add(cell, {name: run for name, run in theirs.items() if name != BERT})
-                chosen = max((theirs[heads.canonical(name)] for name in PAPER_SENTENCES), key=lambda run: run.grade)
-                add(cell, {CHOSEN: chosen})
-                if given.decayed:
-                    decayed = replace(base, fractions=[fraction], finetune=Optim(schedule="linear"), heads=[])
-                    prepared = pipeline.prepare(decayed)
-                    point = pipeline.open_point(prepared, pipeline.finetune(prepared, given.runs), fraction)
-                    add(cell, {DECAYED: pipeline.bert_run(prepared, point)})
-                if given.slow and seed == given.seeds[0]:
-                    slow = train(replace(base, heads=list(SLOW_SENTENCES)), fraction, given.runs, default)
-                    add(cell, {name: run for name, run in slow.items() if name != BERT})
-                print(task, fraction, seed, flush=True)
+
+    def make_cell(stage: str, task: str, fraction: float, seed: int) -> dict[str, Run]:
+        limit = LIMITS.get(task, 0)
+        base = make(
+            task=task, data_dir=given.data_dir, limit=limit, fractions=given.fractions, seed=seed, controls=False
+        )
+        if stage != "decayed":
+            return train(replace(base, heads=specs[stage]), fraction, given.runs, default)
+        decayed = replace(base, fractions=[fraction], finetune=Optim(schedule="linear"), heads=[])
+        prepared = pipeline.prepare(decayed)
+        point = pipeline.open_point(prepared, pipeline.finetune(prepared, given.runs), fraction)
+        return {DECAYED: pipeline.bert_run(prepared, point)}
+
+    for stage in given.stages or ["main", "decayed", "deep", "xception"]:
+        seeds = given.seeds[:1] if stage == "xception" else given.seeds
+        for seed, task, fraction in itertools.product(seeds, given.tasks, given.fractions):
+            path = KEPT / f"sentences-{stage}-{task}-{fraction:g}-{seed}.npz"
+            names = [DECAYED] if stage == "decayed" else [row_name(spec, default) for spec in specs[stage]]
+            if given.report and not path.is_file():
+                continue
+            made = kept(path, names, partial(make_cell, stage, task, fraction, seed))
+            cell = found.setdefault((task, fraction), {})
+            add(cell, {name: each for name, each in made.items() if name != BERT or stage == "main"})
+            if not given.report:
+                print(stage, task, fraction, seed, flush=True)
                 report_sentences(found, given, default)
+    report_sentences(found, given, default)
+
+
+def choose_paper(cell: Cell) -> list[Scored]:
+    """Return, seed by seed, the published head that validation prefers."""
+    papers = [heads.canonical(spec) for stage in ("main", "deep") for spec in PAPER_SENTENCES[stage]]
+    seeds = len(cell[BERT])
+    complete = [cell[name] for name in papers if len(cell.get(name, [])) == seeds]
+    return [max((each[seed] for each in complete), key=lambda scored: scored.validation) for seed in range(seeds)]
 
 
 def report_sentences(found: dict[tuple[str, float], Cell], given: argparse.Namespace, default: str) -> None:
     """Write what there is."""
-    papers = {heads.canonical(spec): paper for spec, paper in (PAPER_SENTENCES | SLOW_SENTENCES).items()}
+    papers = {heads.canonical(spec): paper for stage in PAPER_SENTENCES.values() for spec, paper in stage.items()}
     lines = [
         "# Sentence heads, side by side",
         "",
@@ -210,9 +231,11 @@ def report_sentences(found: dict[tuple[str, float], Cell], given: argparse.Names
     ]
     results: dict[str, Any] = {"default": default, "seeds": given.seeds, "scores": {}, "tests": {}}
     for fraction in given.fractions:
-        columns = {task: found[task, fraction] for task in given.tasks if (task, fraction) in found}
+        columns = {task: dict(found[task, fraction]) for task in given.tasks if (task, fraction) in found}
         if not columns:
             continue
+        for cell in columns.values():
+            cell[CHOSEN] = choose_paper(cell)
         rows = scores(columns)
         rivals = [BERT, DECAYED, LAST, ONLY, CHOSEN]
         shown, tested = tests(rivals, default, list(columns.values()))
@@ -233,37 +256,45 @@ def spans(given: argparse.Namespace) -> None:
     """SQuAD 2.0 on backbones fine-tuned elsewhere."""
     default = heads.canonical(heads.DEFAULTS[True][-1])
     places = sorted((path for path in given.checkpoints.iterdir() if path.is_dir()), key=lambda path: float(path.name))
-    found: dict[str, Cell] = {}
-    parts: dict[str, Cell] = {}
-    light = [*dict.fromkeys([*OWN_SPANS, *LIGHT_SPANS, default]), "last", heads.last_layer_only(default)]
+    main = [*dict.fromkeys([*MAIN_SPANS, default]), "last", heads.last_layer_only(default)]
+    specs = {"cnn": [*CNN_SPANS, default, "last"], "deep": [*DEEP_SPANS, default, "last"]}
+    found: dict[str, dict[str, Cell]] = {}
 
-    def settings(path: Path, seed: int, **more: Any) -> Experiment:
-        states = States(directory=str(given.stores / path.name / ("part" if more else "all")))
-        base = make(task="squad2", data_dir=given.data_dir, backbone=str(path), fractions=[0.0], seed=seed, **more)
+    def make_cell(path: Path, seed: int, group: str, chosen: Sequence[str]) -> dict[str, Run]:
+        states = States(directory=str(given.stores / path.name / (group if group in PARTS else "all")))
+        part = PARTS.get(group, {})
+        base = make(task="squad2", data_dir=given.data_dir, backbone=str(path), fractions=[0.0], seed=seed, **part)
         optim = replace(base.train, epochs=given.epochs)
-        return replace(base, states=states, activations="store", controls=False, train=optim)
-
-    def everything(path: Path, seed: int, specs: Sequence[str], cell: Cell, **more: Any) -> None:
-        experiment = replace(settings(path, seed, **more), heads=list(specs))
+        experiment = replace(base, states=states, activations="store", controls=False, train=optim, heads=list(chosen))
         list(pipeline.extract(experiment, given.runs, ["train", "validation", "dev"]))
-        trained = train(experiment, 0.0, given.runs, default)
-        add(cell, {name: run for name, run in trained.items() if name != BERT or default in specs})
-        print(path.name, seed, len(specs), more, flush=True)
-        report_spans(found, parts, given, default)
+        return train(experiment, 0.0, given.runs, default)
 
-    for seed in given.seeds:
-        for path in places:
-            everything(path, seed, light, found.setdefault(path.name, {}))
-    for path in places if given.slow else []:
-        part = parts.setdefault(path.name, {})
-        everything(path, given.seeds[0], [*CNN_SPANS, default, "last"], part, limit=CNN_QUESTIONS)
-    for path in places if given.slow else []:
-        for spec in HEAVY_SPANS:  # one by one: each takes minutes, and a kill costs no more
-            everything(path, given.seeds[0], [spec], found[path.name])
+    plan: list[tuple[str, Path, int, Sequence[str]]] = []
+    for stage in given.stages or ["main", "heavy", "cnn", "deep"]:
+        if stage == "main":
+            plan += [(stage, path, seed, main) for seed in given.seeds for path in places]
+        else:  # one by one: each takes minutes, and a kill costs no more
+            chosen = [[spec] for spec in HEAVY_SPANS] if stage == "heavy" else [specs[stage]]
+            where = places[len(places) // 2 :][:1] if stage == "deep" else places
+            plan += [(stage, path, given.seeds[0], each) for path in where for each in chosen]
+    for stage, path, seed, chosen in plan:
+        group = f"heavy-{chosen[0]}" if stage == "heavy" else stage
+        kept_in = KEPT / f"spans-{group}-{path.name}-{seed}.npz"
+        if given.report and not kept_in.is_file():
+            continue
+        names = [row_name(spec, default) for spec in chosen]
+        made = kept(kept_in, names, partial(make_cell, path, seed, group, chosen))
+        cell = found.setdefault("main" if stage == "heavy" else stage, {}).setdefault(path.name, {})
+        add(cell, {name: each for name, each in made.items() if name != BERT or stage != "heavy"})
+        if not given.report:
+            print(group, path.name, seed, flush=True)
+            report_spans(found, given, default)
+    report_spans(found, given, default)
 
 
-def report_spans(found: dict[str, Cell], parts: dict[str, Cell], given: argparse.Namespace, default: str) -> None:
+def report_spans(stages: dict[str, dict[str, Cell]], given: argparse.Namespace, default: str) -> None:
     """Write what there is."""
+    found = stages.get("main", {})
     papers = {name: row.paper for name, row in heads.HEADS.items() if row.paper}
     lines = [
         "# Span heads, side by side",
@@ -283,7 +314,7 @@ def report_spans(found: dict[str, Cell], parts: dict[str, Cell], given: argparse
         if default not in cell:
             continue
         shown, tested = tests([BERT, LAST, ONLY], default, [cell])
-        ensembles = {key: float(np.mean([run.grade[0] for run in cell[key]])) for key in cell if "default (" in key}
+        ensembles = {key: float(np.mean([each.validation for each in cell[key]])) for key in cell if "default (" in key}
         best = max(ensembles, key=lambda key: ensembles[key])
         gap = against(default, best, [cell])
         results["tests"][name] = {"default": tested, "ensemble": {"name": best} | asdict(gap)}
@@ -293,16 +324,18 @@ def report_spans(found: dict[str, Cell], parts: dict[str, Cell], given: argparse
             f"({gap.low:+.2f} to {gap.high:+.2f}, p {gap.p:.4f}).",
             "",
         ]
-    if parts:
-        results["part"] = {"questions": CNN_QUESTIONS, "scores": scores(parts)}
-        lines += [
-            f"## The CNN family, on {CNN_QUESTIONS:,} questions of train",
-            "",
-            "One head seed; the default head and the retrained last layer on the same part beside them.",
-            "",
-            *table(results["part"]["scores"], list(parts), default, papers),
-            "",
-        ]
+    for stage, part in PARTS.items():
+        if stage in stages:
+            results[stage] = part | {"scores": scores(stages[stage])}
+            lines += [
+                f"## {'Convolutions' if stage == 'cnn' else 'Inception and Xception'}, on {part['limit']} questions",
+                "",
+                f"One head seed, trained on {part['limit']} questions and scored on {part['limit_dev']} of dev; the "
+                "default head and the retrained last layer on the same part beside them.",
+                "",
+                *table(results[stage]["scores"], list(stages[stage]), default, papers),
+                "",
+            ]
     write_json(given.json or Path("benchmarks/results/zoo-spans.json"), results)
     (given.page or Path("docs/zoo-spans.md")).write_text("\n".join(lines))
 
@@ -318,8 +351,8 @@ def main() -> None:
     parser.add_argument("--checkpoints", type=Path)
     parser.add_argument("--stores", type=Path, default=Path("runs/zoo-stores"))
     parser.add_argument("--epochs", type=float, default=1.0, help="of span heads")
-    parser.add_argument("--no-slow", dest="slow", action="store_false", help="leave out what takes hours")
-    parser.add_argument("--no-decayed", dest="decayed", action="store_false")
+    parser.add_argument("--stages", default=[], type=lambda text: text.split(","), help="of all, in this order")
+    parser.add_argument("--report", action="store_true", help="only write what there is")
     parser.add_argument("--runs", type=Path, default=Path("runs"))
     parser.add_argument("--json", type=Path)
     parser.add_argument("--page", type=Path)
