@@ -166,7 +166,7 @@ def cls(last: Tensor, mask: Tensor) -> Tensor:
 
 def mean(last: Tensor, mask: Tensor) -> Tensor:
     """(B, T, W) -> (B, W)"""
-    weight = mask.unsqueeze(-1).to(last.dtype)
+    weight = (mask > 0).unsqueeze(-1).to(last.dtype)
     return (last * weight).sum(dim=1) / weight.sum(dim=1)
 
 

@@ -131,7 +131,7 @@ def bare(predictor: Predictor, texts: list[str], batch: int, seconds: float) -> 
     assert isinstance(trunk, TorchTrunk)
     features = predictor.encode(texts)
     tokens = Tokens(features, batch, predictor.pad_ids)
-    batches = [(each.inputs, each.mask, int(features.lengths[each.rows].sum())) for each in tokens.epoch(0)]
+    batches = [(each.inputs, each.mask > 0, int(features.lengths[each.rows].sum())) for each in tokens.epoch(0)]
     for inputs, mask, _ in batches[:2]:
         trunk.backbone.encoder(**inputs, attention_mask=mask)
     done, began = 0, time.perf_counter()

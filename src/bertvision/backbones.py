@@ -86,13 +86,13 @@ class Backbone(nn.Module):
 
     def forward(self, tokens: dict[str, Tensor], mask: Tensor) -> Tensor:
         """Return every layer, embedding output first, `last_hidden_state` last. (B, T) -> (B, L, T, W)"""
-        output = self.encoder(**tokens, attention_mask=mask, output_hidden_states=True)
+        output = self.encoder(**tokens, attention_mask=mask > 0, output_hidden_states=True)
         # Some families normalize once more after the last layer; what BERT's own head reads must come last.
         return torch.stack([*output.hidden_states[:-1], output.last_hidden_state], dim=1)
 
     def last(self, tokens: dict[str, Tensor], mask: Tensor) -> Tensor:
         """Return the last layer alone, for fine-tuning. (B, T) -> (B, 1, T, W)"""
-        return self.encoder(**tokens, attention_mask=mask).last_hidden_state.unsqueeze(1)
+        return self.encoder(**tokens, attention_mask=mask > 0).last_hidden_state.unsqueeze(1)
 
 
 class Reader(nn.Module):

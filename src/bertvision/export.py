@@ -180,8 +180,9 @@ def _write_graph(
     sizes = {"batch": torch.export.Dim("batch", min=1), "tokens": torch.export.Dim("tokens", min=2)}
     graph = Graph(trunk, inputs, outputs).cpu().eval()
     tokens = tuple(torch.ones(2, 16, dtype=torch.int64) for _ in inputs)
-    mask = torch.ones(2, 16, dtype=torch.bool)
-    mask[1, 9:] = False
+    mask = torch.ones(2, 16, dtype=torch.int64)
+    mask[:, 6:] = 2
+    mask[1, 9:] = 0
     open_sizes = {0: sizes["batch"], 1: sizes["tokens"]}
     with torch.no_grad():
         try:

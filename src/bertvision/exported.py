@@ -1,7 +1,7 @@
 """Runs an exported graph, backbone and heads in one, with onnxruntime. The only file that imports it.
 
 exported.json            what is in the graph, and how its answers compared with torch's; written last
-model.onnx               tokens -> the logits of every head
+model.onnx               tokens -> the logits of every head; the mask has 2 for tokens of a pair's second text
 config.json, tokenizer*  how text becomes tokens
 runs/<name>/             each run's experiment.json and metrics.json: enough to turn logits into answers
 """
@@ -20,7 +20,7 @@ from bertvision.files import file_hash, read_json
 from bertvision.runs import Run, open_run
 from bertvision.trunks import Part
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "exported.json"
 GRAPH = "model.onnx"
 
@@ -88,7 +88,9 @@ class Exported:
         self, inputs: Mapping[str, Tensor], mask: Tensor, wanted: Mapping[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
         """Run the part of the graph that leads to the wanted heads."""
-        feeds = {name: each.numpy() for name, each in inputs.items()} | {"attention_mask": mask.numpy()}
+        feeds = {name: each.numpy() for name, each in inputs.items()} | {
+            "attention_mask": mask.numpy().astype(np.int64)
+        }
         names = list(wanted)
         found = self.session.run(names, {name: feeds[name] for name in self.inputs}, self.part_of_graph)
         return {name: each[wanted[name]] for name, each in zip(names, found, strict=True)}

@@ -343,7 +343,7 @@ def predict(
                 if offsets is None:
                     found[name][batch.rows] = logits.numpy()
                 else:
-                    _scatter(found[name], logits[batch.mask.cpu()].numpy(), offsets, batch.rows)
+                    _scatter(found[name], logits[batch.mask.cpu() > 0].numpy(), offsets, batch.rows)
             advance(len(batch.rows))
     found = _gather(found, list(models), len(ids) if offsets is None else int(offsets[-1]))
     return {name: Predictions(ids=list(ids), logits=logits, offsets=offsets) for name, logits in found.items()}

@@ -63,6 +63,8 @@ class Features:
     """(N,) int64 classes or float32 scores; (N, 2) start and end tokens for spans."""
     origins: list[Any]
     """What the task needs to turn row i back into an answer: at least the example's id."""
+    seconds: np.ndarray | None = None
+    """(N,) where the second text of each pair begins; None: there is one text."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -82,7 +84,7 @@ class Batch:
     inputs: dict[str, Tensor] | Tensor
     """Tokens, each (B, T), before the backbone; hidden states (B, L, T, W) after it."""
     mask: Tensor
-    """(B, T), True where a real token stands."""
+    """(B, T): which text the token is of, 1, or 2 for the second of a pair; 0 where nothing stands."""
     labels: Tensor
     """(B,), or (B, 2) for spans."""
 

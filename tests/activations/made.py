@@ -31,11 +31,14 @@ class Made:
         self.pause = pause
         self.asked: list[int] = []
         self.labels = np.arange(self.rows) * 3 % 7
+        self.seconds = (self.lengths + 1) // 2 if self.rows % 2 else None  # pairs, or single texts
 
     @property
     def known(self) -> Rows:
         """What the writer is told of the rows."""
-        return Rows(lengths=self.lengths, labels=self.labels, ids=[f"row-é{i}" for i in range(self.rows)])
+        return Rows(
+            lengths=self.lengths, labels=self.labels, ids=[f"row-é{i}" for i in range(self.rows)], seconds=self.seconds
+        )
 
     def state(self, row: int) -> Tensor:
         """The states of a row. -> (L, T, W)"""

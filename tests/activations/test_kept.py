@@ -2,20 +2,22 @@ import torch
 from test_streamed import stream
 from test_tokens import PAD
 
-from bertvision.activations import Kept, Tokens, keep
+from bertvision.activations import Kept, Rows, Tokens, keep
 
 
 def test_kept_equals_streamed(tiny):
     _, _, streamed = stream(tiny, pooled=True)
     shuffled = Tokens(streamed.tokens.features, 3, PAD, seed=4)
     again = streamed.over(shuffled)
-    kept = Kept(keep(streamed, streamed.tokens.plan), shuffled.features.labels, shuffled.plan)
+    of = shuffled.features
+    rows = Rows(lengths=of.lengths, labels=of.labels, ids=of.ids, seconds=of.seconds)
+    kept = Kept(keep(streamed, streamed.tokens.plan), rows, shuffled.plan)
     assert len(kept) == len(again) and kept.rows == again.rows
     for number in (0, 1):
         for one, other in zip(kept.epoch(number), again.epoch(number), strict=True):
             assert torch.equal(one.mask, other.mask) and torch.equal(one.labels, other.labels)
             assert one.rows.tolist() == other.rows.tolist()
-            real = one.mask[:, None, :, None]
+            real = (one.mask > 0)[:, None, :, None]
             torch.testing.assert_close(one.inputs * real, other.inputs * real, atol=1e-5, rtol=1e-4)
             assert not (one.inputs * ~real).any()
 

@@ -67,7 +67,8 @@ def test_every_row_is_read_once_as_it_was_written(data, lengths, type, shard, vi
             assert batch.labels.tolist() == source.labels[batch.rows].tolist()
             for hidden, mask, row in zip(batch.inputs, batch.mask, batch.rows.tolist(), strict=True):
                 length = 1 if part.first else source.lengths[row]
-                assert mask.tolist() == [token < length for token in range(tokens)]
+                second = length if source.seconds is None else source.seconds[row]
+                assert mask.tolist() == [(token < length) * (1 + (token >= second)) for token in range(tokens)]
                 assert not hidden[:, length:].any()
                 assert_close(type, hidden[:, :length], seen(source, row, part))
                 found.append(row)

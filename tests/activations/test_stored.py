@@ -45,7 +45,7 @@ def own_threads():
 def test_reading_ahead_equals_reading_into_memory(store):
     assert len(store.layout.bounds) > 5
     stored = Stored(store, plan(store))
-    kept = Kept(keep(stored, Plan(store.known.lengths, 7, budget=100)), store.known.labels, stored.plan)
+    kept = Kept(keep(stored, Plan(store.known.lengths, 7, budget=100)), store.known, stored.plan)
     assert len(stored) == len(kept) == 15 and stored.rows == kept.rows == 60
     for number in (0, 1):
         assert all(same(a, b) for a, b in zip(stored.epoch(number), kept.epoch(number), strict=True))

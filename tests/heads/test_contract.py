@@ -21,7 +21,8 @@ def small(name: str, more: str = "") -> str:
 # Gathers are tried with a few heads, all heads with two gathers: the parts do not know of one another.
 CASES = [(small(name), SPAN) for name in HEADS]
 CASES += [("last", SENTENCE), ("adapter-pooler", SENTENCE)]
-CASES += [(f"{name}:gather={gather}", SENTENCE) for name in ("learned", "adapter-skip") for gather in GATHERS]
+SINGLE = [gather for gather in GATHERS if gather != "compare"]  # which says nothing of a text that is alone
+CASES += [(f"{name}:gather={g}", SENTENCE) for name in ("learned", "adapter-skip") for g in [*SINGLE, "max+compare"]]
 CASES += [(small(name, f"gather={g}"), SENTENCE) for name in HEADS if name != "last" for g in ("cls", "max")]
 CASES += [("adapter:gather=cls+mean+max,norm=true,start=0.05", SENTENCE), ("adapter-skip:norm=true", SPAN)]
 CASES += [("adapter:gather=max,layers=last", SENTENCE), ("adapter:layers=0,2,4", SPAN), ("learned:layers=last2", SPAN)]
@@ -37,8 +38,8 @@ every_case = pytest.mark.parametrize(
 def states(shape: Shape, tokens: int = 9, rows: int = 4, seed: int = 0):
     torch.manual_seed(seed)
     hidden = torch.randn(rows, shape.layers, tokens, shape.width)
-    mask = torch.arange(tokens) < torch.tensor([tokens, max(1, tokens - 3), max(1, tokens // 2), 1] * rows)[:rows, None]
-    return hidden, mask
+    real = torch.arange(tokens) < torch.tensor([tokens, max(1, tokens - 3), max(1, tokens // 2), 1] * rows)[:rows, None]
+    return hidden, real * (1 + (torch.arange(tokens) >= 3))  # pairs, but for those that are too short
 
 
 def make(spec: str, shape: Shape, seed: int = 0):
@@ -73,12 +74,12 @@ def test_state_dict_is_all_there_is(spec, shape):
 def test_padding_cannot_change_the_answer(spec, shape):
     hidden, mask = states(shape)
     head = make(spec, shape)
-    dirty = torch.where(mask[:, None, :, None], hidden, torch.full_like(hidden, 1e4))
+    dirty = torch.where(mask[:, None, :, None] > 0, hidden, torch.full_like(hidden, 1e4))
     more = torch.nn.functional.pad(dirty, (0, 0, 0, 3), value=-7.0)
     more_mask = torch.nn.functional.pad(mask, (0, 3))
     clean, soiled, longer = head(hidden, mask), head(dirty, mask), head(more, more_mask)
     if shape.per_token:
-        clean, soiled, longer = clean[mask], soiled[mask], longer[:, :9][mask]
+        clean, soiled, longer = clean[mask > 0], soiled[mask > 0], longer[:, :9][mask > 0]
     torch.testing.assert_close(soiled, clean)
     torch.testing.assert_close(longer, clean)
 
@@ -87,13 +88,15 @@ def test_padding_cannot_change_the_answer(spec, shape):
 def test_batch_norm_does_not_see_padding(spec, shape):
     """In training, where statistics are taken: dirty padding changes neither answer nor statistics."""
     hidden, mask = states(shape)
-    dirty = torch.where(mask[:, None, :, None], hidden, torch.full_like(hidden, 1e4))
+    dirty = torch.where(mask[:, None, :, None] > 0, hidden, torch.full_like(hidden, 1e4))
     one, other = make(spec, shape).train(), make(spec, shape).train()
     torch.manual_seed(0)
     clean = one(hidden, mask)
     torch.manual_seed(0)
     soiled = other(dirty, mask)
-    torch.testing.assert_close(soiled[mask] if shape.per_token else soiled, clean[mask] if shape.per_token else clean)
+    if shape.per_token:
+        soiled, clean = soiled[mask > 0], clean[mask > 0]
+    torch.testing.assert_close(soiled, clean)
     for (name, a), (_, b) in zip(one.named_buffers(), other.named_buffers(), strict=True):
         torch.testing.assert_close(a, b, msg=name)
 

@@ -1,13 +1,15 @@
 """Names, options and exact sizes."""
 
 import pytest
+import torch
 
 from bertvision.errors import BertVisionError
-from bertvision.heads import HEADS, canonical, count, expand, last_layer_only, parse, select_layers
+from bertvision.heads import GATHERS, HEADS, canonical, count, expand, last_layer_only, parse, select_layers
 from bertvision.types import Shape
 
 BERT_LARGE = 335_141_888
 SPAN = Shape(layers=25, tokens=386, width=1024, outputs=2, per_token=True)
+SENTENCE = Shape(layers=26, tokens=386, width=1024, outputs=1, per_token=False)
 
 
 @pytest.mark.parametrize(
@@ -122,3 +124,17 @@ def test_layer_selection(text, expected):
 def test_mistakes_get_a_sentence(spec, words):
     with pytest.raises(BertVisionError, match=words):
         count(spec, Shape(layers=4, tokens=8, width=8, outputs=2, per_token=False))
+
+
+def test_comparing_tells_two_texts_apart_and_leaves_one_alone():
+    gather = GATHERS["compare"](SENTENCE, 2)
+    x = torch.tensor([[3.0, 4.0], [1.0, 2.0], [0.0, 5.0], [9.0, 9.0]]).expand(3, 4, 2).clone().requires_grad_()
+    mask = torch.tensor([[1, 1, 2, 0], [1, 2, 2, 2], [1, 1, 1, 0]])
+    found = gather(x, mask)
+    u, v = torch.tensor([0.6, 0.8]), torch.tensor([0.0, 1.0])  # of length 1, then of mean square 1
+    torch.testing.assert_close(found[0], torch.cat([(u - v).abs() * 2**0.5, u * v * 2]))
+    v = torch.tensor([9.0, 9.0]) / 162**0.5
+    torch.testing.assert_close(found[1], torch.cat([(u - v).abs() * 2**0.5, u * v * 2]))
+    assert not found[2].any()
+    found.sum().backward()
+    assert x.grad is not None and x.grad.isfinite().all() and not x.grad[2].any()

@@ -11,6 +11,7 @@ import torch
 from bertvision.errors import BertVisionError
 from bertvision.statistics import interval
 from bertvision.tasks import TASKS, Request, restore
+from bertvision.tasks.squad import SquadTask
 from bertvision.types import Predictions
 
 from .synthetic import perfect, spaced, wordpiece, write_task
@@ -179,3 +180,15 @@ def test_interval_holds_the_score(name, data):
     low, high = interval(task, [outcomes], resamples=200)
     assert low <= task.summarize(outcomes)[task.primary] <= high < 100.001
     assert interval(task, [outcomes], resamples=200) == (low, high)
+
+
+@every_task
+def test_the_second_text_of_a_pair_is_known(name, data):
+    task, tokenizer = TASKS[name], wordpiece()
+    features = task.encode(data(name).dev, tokenizer, 48)
+    pair = len(task.inputs) == 2 and not isinstance(task, SquadTask)
+    assert (features.seconds is not None) == pair
+    if features.seconds is not None:
+        for row, second in enumerate(features.seconds):
+            kinds = features.tokens["token_type_ids"][features.offsets[row] : features.offsets[row + 1]]
+            assert kinds.tolist() == [0] * second + [1] * (len(kinds) - second) and 0 < second < len(kinds)

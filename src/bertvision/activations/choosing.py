@@ -109,12 +109,12 @@ def choose(mode: str, wanted: Wanted, tokens: Tokens, notify: Callable[[str], No
     store = wanted.found() if mode in ("auto", "store") else None
     if store is None:
         if mode == "memory" or (mode == "auto" and few):
-            return Kept(keep(source, source.tokens.plan), wanted.rows.labels, tokens.plan)
+            return Kept(keep(source, source.tokens.plan), wanted.rows, tokens.plan)
         if mode == "stream" or (mode == "auto" and not runtime.decide(_pays(wanted, tokens.plan, notify))):
             return source.over(tokens)
         store = wanted.store()
     stored = Stored(store, tokens.plan, source.view, device=device)
-    return Kept(keep(stored, source.tokens.plan), store.known.labels, tokens.plan) if few else stored
+    return Kept(keep(stored, source.tokens.plan), store.known, tokens.plan) if few else stored
 
 
 def _pays(wanted: Wanted, plan: Plan, notify: Callable[[str], None]) -> bool:
@@ -156,7 +156,7 @@ def measure(wanted: Wanted, plan: Plan, there: Path) -> tuple[float, float]:
     seconds = max(time.perf_counter() - began, 1e-9)
     streaming = sum(len(batch.rows) for batch in batches[1:] or batches) / seconds
     sample = _Sample(batches)
-    lengths = np.concatenate([batch.mask.sum(dim=1).cpu().numpy() for batch in batches])
+    lengths = np.concatenate([(batch.mask > 0).sum(dim=1).cpu().numpy() for batch in batches])
     rows = Rows(lengths=lengths, labels=np.zeros(len(lengths)), ids=[str(i) for i in range(len(lengths))])
     with tempfile.TemporaryDirectory(dir=there, prefix=".trial-") as folder:
         one = 2**60  # shard: the sample does not look at which rows are asked for

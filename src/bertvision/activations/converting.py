@@ -1,10 +1,10 @@
 """Make a smaller store of a store, without the backbone."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from bertvision.activations.layout import Rows
 from bertvision.activations.plan import Plan
 from bertvision.activations.store import Store
 from bertvision.activations.stored import Stored
@@ -28,7 +28,7 @@ def convert(source: Store, path: Path, *, type: str = "", view: View | None = No
     return write(
         path,
         read,
-        Rows(lengths=lengths, labels=known.labels, ids=known.ids),
+        replace(known, lengths=lengths),
         identity,
         width=source.layout.width,
         type=type or source.layout.type,

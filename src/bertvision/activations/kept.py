@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from bertvision.activations.buffers import Buffers
+from bertvision.activations.layout import Rows
 from bertvision.activations.plan import Plan
+from bertvision.activations.tokens import mark
 from bertvision.progress import bar
 from bertvision.types import Batch, View
 
@@ -27,10 +29,10 @@ class Source(Protocol):
 class Kept:
     """The states of every row, without padding; batches are cut from them."""
 
-    def __init__(self, states: list[Tensor], labels: np.ndarray, plan: Plan):
+    def __init__(self, states: list[Tensor], known: Rows, plan: Plan):
         """`states`: one (L, T, W) for each row."""
         self.states = states
-        self.labels = labels
+        self.known = known
         self.plan = plan
         self.rows = len(states)
         self.buffers = Buffers()
@@ -46,14 +48,15 @@ class Kept:
         """Yield the hidden states of these rows, batch by batch."""
         for rows in batches:
             chosen = [self.states[row] for row in rows]
-            lengths = torch.tensor([state.shape[1] for state in chosen])
+            lengths = np.array([state.shape[1] for state in chosen])
             layers, _, width = chosen[0].shape
-            mask = torch.arange(int(lengths.max())) < lengths[:, None]
+            seconds = self.known.seconds
+            mask = torch.from_numpy(mark(lengths, None if seconds is None else seconds[rows]))
             hidden = self.buffers.take(len(chosen), layers, mask.shape[1], width)
             for here, state in zip(hidden, chosen, strict=True):
                 here[:, : state.shape[1]] = state
                 here[:, state.shape[1] :] = 0
-            yield Batch(rows=rows, inputs=hidden, mask=mask, labels=torch.from_numpy(self.labels[rows]))
+            yield Batch(rows=rows, inputs=hidden, mask=mask, labels=torch.from_numpy(self.known.labels[rows]))
 
 
 def keep(source: Source, plan: Plan, label: str = "read states") -> list[Tensor]:
@@ -62,7 +65,7 @@ def keep(source: Source, plan: Plan, label: str = "read states") -> list[Tensor]
     with bar(label, total=source.rows) as advance:
         # The same batches each time, so that a resumed run computes the same states to the last bit.
         for batch in source.read(plan(0)):
-            hidden, lengths = batch.inputs, batch.mask.sum(dim=1).tolist()
+            hidden, lengths = batch.inputs, (batch.mask > 0).sum(dim=1).tolist()
             assert isinstance(hidden, Tensor)
             for row, state, length in zip(batch.rows.tolist(), hidden.float().cpu(), lengths, strict=True):
                 states[row] = state[:, :length].clone()

@@ -1,7 +1,7 @@
 """What a store looks like on disk. docs/store-format.md describes every byte.
 
 <store>/
-    rows.safetensors        lengths, labels and ids of all rows
+    rows.safetensors        lengths, labels and ids of all rows; of pairs, where the second text begins
     00000.states, ...       shards: rows end to end, then a CRC-32 of each
     manifest.json           what the states are, and a checksum of everything; written last
     unfinished.json         instead of the manifest while the store is being written
@@ -37,18 +37,23 @@ class Rows:
     """Tokens stored of each row. (N,)"""
     labels: np.ndarray
     ids: list[str]
+    seconds: np.ndarray | None = None
+    """Where the second text of a pair begins. (N,)"""
 
     def to_bytes(self) -> bytes:
         """Return a safetensors file, the same each time."""
         ids = np.frombuffer(json.dumps(self.ids, ensure_ascii=False).encode(), dtype=np.uint8)
         arrays = {"lengths": self.lengths.astype(np.int64), "labels": self.labels, "ids": ids}
+        if self.seconds is not None:
+            arrays["seconds"] = self.seconds.astype(np.int64)
         return save({name: torch.from_numpy(np.ascontiguousarray(array).copy()) for name, array in arrays.items()})
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Rows":
         """Read what `to_bytes` gave."""
         found = {name: tensor.numpy() for name, tensor in load(data).items()}
-        return cls(lengths=found["lengths"], labels=found["labels"], ids=json.loads(found["ids"].tobytes()))
+        ids = json.loads(found["ids"].tobytes())
+        return cls(lengths=found["lengths"], labels=found["labels"], ids=ids, seconds=found.get("seconds"))
 
 
 @dataclass(frozen=True, kw_only=True)

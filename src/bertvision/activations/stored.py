@@ -11,6 +11,7 @@ import torch
 
 from bertvision.activations.plan import Plan
 from bertvision.activations.store import Store
+from bertvision.activations.tokens import mark
 from bertvision.runtime import background
 from bertvision.types import Batch, View
 
@@ -103,9 +104,10 @@ class Stored:
         if self.device.type == "cuda":
             data = [row.to(self.device) for row in data]
         hidden = self.store.decode(rows, data, self.view)
-        lengths = torch.from_numpy(self.store.known.lengths[rows])
-        mask = torch.arange(hidden.shape[2]) < lengths[:, None]
-        labels = torch.from_numpy(self.store.known.labels[rows])
+        known = self.store.known
+        lengths = np.ones(len(rows), dtype=np.int64) if self.view.first else known.lengths[rows]
+        mask = torch.from_numpy(mark(lengths, None if known.seconds is None else known.seconds[rows]))
+        labels = torch.from_numpy(known.labels[rows])
         self.decoding += time.perf_counter() - began
         return Batch(rows=rows, inputs=hidden, mask=mask, labels=labels)
 

@@ -9,6 +9,13 @@ from bertvision.activations.plan import Plan
 from bertvision.types import Batch, Features
 
 
+def mark(lengths: np.ndarray, seconds: np.ndarray | None) -> np.ndarray:
+    """Say of each place which text it is of: 1, 2 for the second of a pair, 0 for padding. (B,), (B,) -> (B, T)"""
+    columns = np.arange(lengths.max())
+    real = columns < lengths[:, None]
+    return (real if seconds is None else real * (1 + (columns >= seconds[:, None]))).astype(np.uint8)
+
+
 class Tokens:
     """The rows of a split as batches of tokens: bucketed by length, shuffled by seed and epoch."""
 
@@ -47,12 +54,12 @@ class Tokens:
         """Pad the chosen rows to the longest of them."""
         features = self.features
         starts, lengths = features.offsets[rows], features.lengths[rows]
-        columns = np.arange(lengths.max())
-        mask = columns < lengths[:, None]
-        where = np.where(mask, starts[:, None] + columns, 0)
+        mask = mark(lengths, None if features.seconds is None else features.seconds[rows])
+        real = mask > 0
+        where = np.where(real, starts[:, None] + np.arange(mask.shape[1]), 0)
         inputs = {}
         for name, flat in features.tokens.items():
-            padded = np.where(mask, flat[where], self.pad_ids.get(name, 0))
+            padded = np.where(real, flat[where], self.pad_ids.get(name, 0))
             inputs[name] = torch.from_numpy(padded.astype(np.int64))
         labels = torch.from_numpy(features.labels[rows])
         return Batch(rows=rows, inputs=inputs, mask=torch.from_numpy(mask), labels=labels)

@@ -1,4 +1,4 @@
-"""Merge the tokens of a sentence. (B, T, F), mask (B, T) -> (B, F)"""
+"""Merge the tokens of a sentence or a pair. (B, T, F), mask (B, T) -> (B, F)"""
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ class Mean(nn.Module):
     """Average over real tokens."""
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        weight = mask.unsqueeze(-1).to(x.dtype)
+        weight = (mask > 0).unsqueeze(-1).to(x.dtype)
         return (x * weight).sum(dim=1) / weight.sum(dim=1).clamp(min=1)
 
 
@@ -27,7 +27,7 @@ class Max(nn.Module):
     """Keep each feature's largest value over real tokens."""
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        return x.masked_fill(~mask.unsqueeze(-1), torch.finfo(x.dtype).min).amax(dim=1)
+        return _largest(x, mask > 0)
 
 
 class Attention(nn.Module):
@@ -38,7 +38,7 @@ class Attention(nn.Module):
         self.score = nn.Linear(features, 1, bias=False)  # a bias would cancel in the softmax
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        score = self.score(x).squeeze(-1).masked_fill(~mask, torch.finfo(x.dtype).min)
+        score = self.score(x).squeeze(-1).masked_fill(mask <= 0, torch.finfo(x.dtype).min)
         return torch.einsum("bt,btf->bf", score.softmax(dim=1), x)
 
 
@@ -52,9 +52,22 @@ class All(nn.Module):
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         if not torch.compiler.is_exporting() and x.shape[1] > self.tokens and mask[:, self.tokens :].any():
             raise ValueError(f"a head with gather=all was built for {self.tokens} tokens, got {x.shape[1]}")
-        x = x * mask.unsqueeze(-1)
+        x = x * (mask > 0).unsqueeze(-1)
         # Padded, then cut: others in the batch may be longer, and a graph must not depend on which is the case.
         return functional.pad(x, (0, 0, 0, self.tokens))[:, : self.tokens].flatten(start_dim=1)
+
+
+class Compare(nn.Module):
+    """What two texts differ in and what they share: |u - v| and u v, each feature's largest value over a text's tokens.
+
+    Both are brought to the same size first, so that the product is of the size of its factors. Zeros for one text.
+    """
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        second = mask == 2
+        pair = second.any(dim=1, keepdim=True)
+        u, v = (_unit(torch.where(pair, _largest(x, here), 0.0)) for here in (mask == 1, second))
+        return torch.cat([(u - v).abs(), u * v], dim=-1)
 
 
 class Several(nn.Module):
@@ -68,11 +81,20 @@ class Several(nn.Module):
         return torch.cat([gather(x, mask) for gather in self.gathers], dim=-1)
 
 
+def _largest(x: Tensor, real: Tensor) -> Tensor:
+    return x.masked_fill(~real.unsqueeze(-1), torch.finfo(x.dtype).min).amax(dim=1)
+
+
+def _unit(x: Tensor) -> Tensor:
+    return functional.normalize(x, dim=-1) * x.shape[-1] ** 0.5
+
+
 GATHERS = {
     "cls": lambda shape, features: First(),
     "mean": lambda shape, features: Mean(),
     "max": lambda shape, features: Max(),
     "attention": lambda shape, features: Attention(features),
+    "compare": lambda shape, features: Compare(),
     "all": lambda shape, features: All(shape.tokens),
 }
 

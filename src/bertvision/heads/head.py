@@ -39,11 +39,11 @@ class Head(nn.Module):
         self.read = nn.Linear(self._gathered(features), shape.outputs)
 
     def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
-        """Read hidden states: (B, L, T, W), mask (B, T) -> (B, T, C) or (B, C)"""
+        """Read hidden states: (B, L, T, W), mask (B, T) of 0, 1 and, in pairs, 2 -> (B, T, C) or (B, C)"""
         if self.reads_first:
             hidden, mask = hidden[:, :, :1], mask[:, :1]  # the others would be computed and thrown away
         hidden = hidden.to(self.read.weight.dtype)
-        x = self._represent(hidden, mask)
+        x = self._represent(hidden, mask > 0)
         if not self.shape.per_token:
             x = self.gather(x, mask)
         return self.read(self.dropout(x))

@@ -156,13 +156,15 @@ def want(prepared: Prepared, point: Point, name: str, view: View) -> Wanted:
         "max_tokens": prepared.max_tokens,
         "precision": experiment.precision,
     }
+    if features.seconds is not None:
+        identity["texts"] = 2
     if view.pooled:
         identity["pooler"] = value_hash([tensor.tolist() for tensor in point.last.state_dict().values()])
     key = value_hash([identity, asdict(view)])
     place = Path(experiment.states.directory) if experiment.states.directory else point.directory / "states"
     return Wanted(
         source=point.stream(prepared, prepared.ordered(split), view),
-        rows=Rows(lengths=_lengths(split, view), labels=features.labels, ids=features.ids),
+        rows=Rows(lengths=_lengths(split, view), labels=features.labels, ids=features.ids, seconds=features.seconds),
         width=point.backbone.width,
         place=place / (name if experiment.states.directory else f"{name}-{experiment.states.type}-{key}"),
         identity=identity,

@@ -50,6 +50,8 @@ class Row:
     deadline: float
     """By the monotonic clock."""
     heads: set[str] = field(default_factory=set)
+    second: int | None = None
+    """Where the second text of a pair begins."""
     future: "asyncio.Future[dict[str, np.ndarray]] | None" = None
 
     @property
@@ -91,6 +93,7 @@ def read(rows: Sequence[Row]) -> list[dict[str, np.ndarray]]:
         offsets=np.concatenate([[0], np.cumsum(lengths)]),
         labels=np.zeros(len(rows), dtype=np.int64),
         origins=[None] * len(rows),
+        seconds=np.array([row.length if row.second is None else row.second for row in rows]),
     )
     batch = Tokens(features, len(rows), rows[0].pad_ids).collate(np.arange(len(rows)))
     assert isinstance(batch.inputs, dict)

@@ -91,7 +91,7 @@ class Served:
         else:
             encoded = await loop.run_in_executor(self.clerks, encode_all, models, items)
         ready = time.monotonic()
-        rows: dict[tuple[int, bytes], Row] = {}
+        rows: dict[tuple[int, int | None, bytes], Row] = {}
         places: dict[tuple[str, Part], list[Row]] = {}
         for name, predictor in models.items():
             features = encoded[name]
@@ -161,15 +161,17 @@ def _rows(
     features: Features,
     pad_ids: dict[str, int],
     deadline: float,
-    rows: dict[tuple[int, bytes], Row],
+    rows: dict[tuple[int, int | None, bytes], Row],
 ) -> list[Row]:
     """Return a row for each of the features; equal tokens on one trunk are one row, whoever asks."""
     mine = []
-    for first, last in zip(features.offsets[:-1].tolist(), features.offsets[1:].tolist(), strict=True):
+    seconds = [None] * len(features) if features.seconds is None else features.seconds.tolist()
+    bounds = zip(features.offsets[:-1].tolist(), features.offsets[1:].tolist(), seconds, strict=True)
+    for first, last, second in bounds:
         tokens = {name: flat[first:last] for name, flat in features.tokens.items()}
-        key = id(part.trunk), b"".join(np.ascontiguousarray(each).tobytes() for each in tokens.values())
+        key = id(part.trunk), second, b"".join(np.ascontiguousarray(each).tobytes() for each in tokens.values())
         if key not in rows:
-            rows[key] = Row(part.trunk, tokens, pad_ids, deadline)
+            rows[key] = Row(part.trunk, tokens, pad_ids, deadline, second=second)
         rows[key].heads.add(part.head)
         mine.append(rows[key])
     return mine

@@ -229,6 +229,7 @@ class TextTask(Task):
         names: list[str] = []
         parts: dict[str, list[np.ndarray]] = {}
         lengths: list[int] = []
+        seconds: list[int] = []
         for first in range(0, len(examples), CHUNK):
             chunk = examples[first : first + CHUNK]
             columns = [list(column) for column in zip(*(example.texts for example in chunk), strict=True)]
@@ -242,6 +243,8 @@ class TextTask(Task):
                 flat = [token for row in encoded[name] for token in row]
                 parts.setdefault(name, []).append(np.array(flat, dtype=np.int32))
             lengths += [len(row) for row in encoded["input_ids"]]
+            if len(columns) == 2:
+                seconds += [encoded.sequence_ids(row).index(1) for row in range(len(chunk))]
         labels = [example.label or 0 for example in examples]  # unlabelled examples are only predicted
         return Features(
             ids=[example.id for example in examples],
@@ -249,6 +252,7 @@ class TextTask(Task):
             offsets=np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]),
             labels=np.array(labels, dtype=np.int64 if self.classes else np.float32),
             origins=[example.id for example in examples],
+            seconds=np.array(seconds, dtype=np.int64) if seconds else None,
         )
 
     def loss(self, logits: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
