@@ -21,6 +21,7 @@ from typing import Any
 from bertvision import heads, pipeline
 from bertvision.config import Experiment, make
 from bertvision.search import Setting, search
+from bertvision.tasks import TASKS
 
 
 def quiet(message: str) -> None:
@@ -68,7 +69,7 @@ def pays(given: argparse.Namespace) -> dict[str, Any]:
 
 def _default(experiment: Experiment, root: Path) -> tuple[float, float]:
     """The default head on the same states; validation and dev."""
-    default = replace(experiment, heads=[heads.DEFAULTS[False][-1]], activations="store")
+    default = replace(experiment, heads=[heads.DEFAULTS[TASKS[experiment.task].kind][-1]], activations="store")
     best = pipeline.run(default, root=root, notify=quiet).best
     return best.grade[0], best.primary
 

@@ -43,6 +43,7 @@ PAPER_SENTENCES = {
     "xception": {"xception:pooled=true": "Xception full"},
 }
 OWN_SENTENCES = [
+    "adapter:gather=max+compare",
     "adapter:gather=max",
     "adapter:gather=mean+max",
     "adapter:gather=max,size=128",
@@ -76,6 +77,7 @@ LIMITS = {"sst2": 10_000}
 WAYS = ["max", "mean", "product"]
 BERT, DECAYED = "BERT, same checkpoint", "BERT, decayed to zero"
 LAST, ONLY = "control: last, retrained", "control: default head, last layer only"
+OURS = "**default head**"
 CHOSEN = "paper head that validation chooses"
 KEPT = Path("benchmarks/results/zoo")
 
@@ -91,11 +93,17 @@ def train(experiment: Experiment, fraction: float, root: Path, default: str) -> 
     bert = pipeline.bert_run(prepared, point)
     found = {BERT: bert} | {row_name(name, default): run for name, run in trained.items()}
     if default in trained:
+        found[OURS] = trained[default]
         for how in WAYS:
             found[f"BERT + default ({how})"] = pipeline.ensemble(
                 prepared, point.directory, [bert, trained[default]], how
             )
     return found
+
+
+def default_of(task: str) -> str:
+    """The head that a task gets unless told otherwise."""
+    return heads.canonical(heads.DEFAULTS[TASKS[task].kind][-1])
 
 
 def row_name(spec: str, default: str) -> str:
@@ -128,7 +136,7 @@ def scores(columns: dict[str, Cell]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def table(found: dict[str, dict[str, Any]], columns: Sequence[str], default: str, papers: dict[str, str]) -> list[str]:
+def table(found: dict[str, dict[str, Any]], columns: Sequence[str], papers: dict[str, str]) -> list[str]:
     """Show scores, best first; models that miss a column come last."""
     lines = ["| model | parameters | " + " | ".join(columns) + " | mean | validation |"]
     lines.append("|---|" + "---:|" * (len(columns) + 3))
@@ -142,7 +150,7 @@ def table(found: dict[str, dict[str, Any]], columns: Sequence[str], default: str
             cell = found[name].get(column)
             seeds = f", {len(cell['seeds'])} seed" if cell and len(cell["seeds"]) == 1 else ""
             cells.append(f"{cell['mean']:.1f} ({cell['low']:.1f} - {cell['high']:.1f}{seeds})" if cell else "")
-        shown = f"**{name}** (default)" if name == default else f"{name} ({papers[name]})" if name in papers else name
+        shown = f"{name} ({papers[name]})" if name in papers else name
         parameters = next(iter(found[name].values()))["parameters"]
         complete = len(found[name]) == len(columns)
         means = [f"{mean(name):.2f}", f"{mean(name, 'validation'):.2f}"] if complete else ["", ""]
@@ -160,10 +168,10 @@ def against(rival: str, ours: str, cells: Sequence[Cell]) -> Gap:
     return compare(pairs, resamples=2000)
 
 
-def tests(rivals: Sequence[str], ours: str, cells: Sequence[Cell]) -> tuple[list[str], dict[str, Any]]:
+def tests(rivals: Sequence[str], cells: Sequence[Cell]) -> tuple[list[str], dict[str, Any]]:
     """The table of the default head against each rival, p-values corrected over all of them (Holm)."""
     rivals = [rival for rival in rivals if all(rival in cell for cell in cells)]
-    gaps = {rival: against(rival, ours, cells) for rival in rivals}
+    gaps = {rival: against(rival, OURS, cells) for rival in rivals}
     corrected = holm([gap.p for gap in gaps.values()])
     lines = ["| against | difference | 95 % | p | p, corrected |", "|---|---:|---:|---:|---:|"]
     for (rival, gap), p in zip(gaps.items(), corrected, strict=True):
@@ -175,18 +183,20 @@ def tests(rivals: Sequence[str], ours: str, cells: Sequence[Cell]) -> tuple[list
 
 def sentences(given: argparse.Namespace) -> None:
     """Sentence tasks, fine-tuned here."""
-    default = heads.canonical(heads.DEFAULTS[False][-1])
-    own = [*dict.fromkeys(map(heads.canonical, [*OWN_SENTENCES, default])), "last", heads.last_layer_only(default)]
-    specs = {stage: [*(own if stage == "main" else []), *papers] for stage, papers in PAPER_SENTENCES.items()}
     found: dict[tuple[str, float], Cell] = {}
 
+    def specs(stage: str, default: str) -> list[str]:
+        own = [*dict.fromkeys(map(heads.canonical, [*OWN_SENTENCES, default])), "last", heads.last_layer_only(default)]
+        return [*(own if stage == "main" else []), *PAPER_SENTENCES[stage]]
+
     def make_cell(stage: str, task: str, fraction: float, seed: int) -> dict[str, Run]:
+        default = default_of(task)
         limit = LIMITS.get(task, 0)
         base = make(
             task=task, data_dir=given.data_dir, limit=limit, fractions=given.fractions, seed=seed, controls=False
         )
         if stage != "decayed":
-            return train(replace(base, heads=specs[stage]), fraction, given.runs, default)
+            return train(replace(base, heads=specs(stage, default)), fraction, given.runs, default)
         decayed = replace(base, fractions=[fraction], finetune=Optim(schedule="linear"), heads=[])
         prepared = pipeline.prepare(decayed)
         point = pipeline.open_point(prepared, pipeline.finetune(prepared, given.runs), fraction)
@@ -196,7 +206,9 @@ def sentences(given: argparse.Namespace) -> None:
         seeds = given.seeds[:1] if stage == "xception" else given.seeds
         for seed, task, fraction in itertools.product(seeds, given.tasks, given.fractions):
             path = KEPT / f"sentences-{stage}-{task}-{fraction:g}-{seed}.npz"
-            names = [DECAYED] if stage == "decayed" else [row_name(spec, default) for spec in specs[stage]]
+            default = default_of(task)
+            names = [DECAYED] if stage == "decayed" else [row_name(spec, default) for spec in specs(stage, default)]
+            names += [OURS] if stage == "main" else []
             if given.report and not path.is_file():
                 continue
             made = kept(path, names, partial(make_cell, stage, task, fraction, seed))
@@ -204,8 +216,8 @@ def sentences(given: argparse.Namespace) -> None:
             add(cell, {name: each for name, each in made.items() if name != BERT or stage == "main"})
             if not given.report:
                 print(stage, task, fraction, seed, flush=True)
-                report_sentences(found, given, default)
-    report_sentences(found, given, default)
+                report_sentences(found, given)
+    report_sentences(found, given)
 
 
 def choose_paper(cell: Cell) -> list[Scored]:
@@ -216,7 +228,7 @@ def choose_paper(cell: Cell) -> list[Scored]:
     return [max((each[seed] for each in complete), key=lambda scored: scored.validation) for seed in range(seeds)]
 
 
-def report_sentences(found: dict[tuple[str, float], Cell], given: argparse.Namespace, default: str) -> None:
+def report_sentences(found: dict[tuple[str, float], Cell], given: argparse.Namespace) -> None:
     """Write what there is."""
     papers = {heads.canonical(spec): paper for stage in PAPER_SENTENCES.values() for spec, paper in stage.items()}
     lines = [
@@ -225,11 +237,13 @@ def report_sentences(found: dict[tuple[str, float], Cell], given: argparse.Names
         f"`python benchmarks/zoo.py sentences --data-dir GLUE`: MiniLM, {len(given.seeds)} seeds of fine-tuning and "
         "heads (Xception full: one), mean score on dev and 95 % interval (bootstrap over seeds and examples). "
         "Validation, a tenth of train held out before fine-tuning, chose every head's epoch and the default head. "
+        f"The default head is `{default_of('mrpc')}` for pairs and `{default_of('sst2')}` for single texts. "
         "sst2: 10,000 rows of train. mrpc, rte, sst2: accuracy; stsb: Pearson x 100, where every way to combine is the "
         "average.",
         "",
     ]
-    results: dict[str, Any] = {"default": default, "seeds": given.seeds, "scores": {}, "tests": {}}
+    defaults = {task: default_of(task) for task in given.tasks}
+    results: dict[str, Any] = {"default": defaults, "seeds": given.seeds, "scores": {}, "tests": {}}
     for fraction in given.fractions:
         columns = {task: dict(found[task, fraction]) for task in given.tasks if (task, fraction) in found}
         if not columns:
@@ -238,8 +252,8 @@ def report_sentences(found: dict[tuple[str, float], Cell], given: argparse.Names
             cell[CHOSEN] = choose_paper(cell)
         rows = scores(columns)
         rivals = [BERT, DECAYED, LAST, ONLY, CHOSEN]
-        shown, tested = tests(rivals, default, list(columns.values()))
-        lines += [f"## Fine-tuned for {fraction:g} epoch", "", *table(rows, list(columns), default, papers), ""]
+        shown, tested = tests(rivals, list(columns.values()))
+        lines += [f"## Fine-tuned for {fraction:g} epoch", "", *table(rows, list(columns), papers), ""]
         lines += [
             f"The default head against each, pooled over {len(columns)} tasks (bootstrap stratified by task, paired by "
             "seed and example, 2,000 resamples, two-sided):",
@@ -254,7 +268,7 @@ def report_sentences(found: dict[tuple[str, float], Cell], given: argparse.Names
 
 def spans(given: argparse.Namespace) -> None:
     """SQuAD 2.0 on backbones fine-tuned elsewhere."""
-    default = heads.canonical(heads.DEFAULTS[True][-1])
+    default = default_of("squad2")
     places = sorted((path for path in given.checkpoints.iterdir() if path.is_dir()), key=lambda path: float(path.name))
     main = [*dict.fromkeys([*MAIN_SPANS, default]), "last", heads.last_layer_only(default)]
     specs = {"cnn": [*CNN_SPANS, default, "last"], "deep": [*DEEP_SPANS, default, "last"]}
@@ -282,7 +296,7 @@ def spans(given: argparse.Namespace) -> None:
         kept_in = KEPT / f"spans-{group}-{path.name}-{seed}.npz"
         if given.report and not kept_in.is_file():
             continue
-        names = [row_name(spec, default) for spec in chosen]
+        names = [row_name(spec, default) for spec in chosen] + ([OURS] if default in chosen else [])
         made = kept(kept_in, names, partial(make_cell, path, seed, group, chosen))
         cell = found.setdefault("main" if stage == "heavy" else stage, {}).setdefault(path.name, {})
         add(cell, {name: each for name, each in made.items() if name != BERT or stage != "heavy"})
@@ -303,20 +317,21 @@ def report_spans(stages: dict[str, dict[str, Cell]], given: argparse.Namespace, 
         "SQuAD 2.0 (33 articles) for the epochs that head the columns, **one seed of fine-tuning**; "
         f"{len(given.seeds)} seeds of heads (one where marked), {given.epochs:g} epoch over all of its train questions "
         "from an int8 store. F1 on 2,724 dev questions of other articles, 95 % interval (bootstrap over head seeds and "
-        "questions). The no-answer threshold of every row, BERT's too, comes from validation (1,198 questions of yet "
+        f"questions). The default head is `{default}`. The no-answer threshold of every row, BERT's too, comes from "
+        "validation (1,198 questions of yet "
         "other articles), as do the epoch and the default head.",
         "",
     ]
     results: dict[str, Any] = {"default": default, "seeds": given.seeds, "epochs": given.epochs, "tests": {}}
     results["scores"] = rows = scores(found)
-    lines += [*table(rows, list(found), default, papers), "", "## The default head against the others", ""]
+    lines += [*table(rows, list(found), papers), "", "## The default head against the others", ""]
     for name, cell in found.items():
-        if default not in cell:
+        if OURS not in cell:
             continue
-        shown, tested = tests([BERT, LAST, ONLY], default, [cell])
+        shown, tested = tests([BERT, LAST, ONLY], [cell])
         ensembles = {key: float(np.mean([each.validation for each in cell[key]])) for key in cell if "default (" in key}
         best = max(ensembles, key=lambda key: ensembles[key])
-        gap = against(default, best, [cell])
+        gap = against(OURS, best, [cell])
         results["tests"][name] = {"default": tested, "ensemble": {"name": best} | asdict(gap)}
         lines += [f"After {name} epochs (bootstrap paired by head seed and question, two-sided):", "", *shown, ""]
         lines += [
@@ -333,7 +348,7 @@ def report_spans(stages: dict[str, dict[str, Cell]], given: argparse.Namespace, 
                 f"One head seed, trained on {part['limit']} questions and scored on {part['limit_dev']} of dev; the "
                 "default head and the retrained last layer on the same part beside them.",
                 "",
-                *table(results[stage]["scores"], list(stages[stage]), default, papers),
+                *table(results[stage]["scores"], list(stages[stage]), papers),
                 "",
             ]
     write_json(given.json or Path("benchmarks/results/zoo-spans.json"), results)

@@ -131,10 +131,12 @@ def test_comparing_tells_two_texts_apart_and_leaves_one_alone():
     x = torch.tensor([[3.0, 4.0], [1.0, 2.0], [0.0, 5.0], [9.0, 9.0]]).expand(3, 4, 2).clone().requires_grad_()
     mask = torch.tensor([[1, 1, 2, 0], [1, 2, 2, 2], [1, 1, 1, 0]])
     found = gather(x, mask)
-    u, v = torch.tensor([0.6, 0.8]), torch.tensor([0.0, 1.0])  # of length 1, then of mean square 1
-    torch.testing.assert_close(found[0], torch.cat([(u - v).abs() * 2**0.5, u * v * 2]))
-    v = torch.tensor([9.0, 9.0]) / 162**0.5
-    torch.testing.assert_close(found[1], torch.cat([(u - v).abs() * 2**0.5, u * v * 2]))
+    u, v = torch.tensor([0.6, 0.8]), torch.tensor([0.0, 1.0])  # the largest, of length 1; then of mean square 1
+    torch.testing.assert_close(found[0, :4], torch.cat([(u - v).abs() * 2**0.5, u * v * 2]))
+    u, v = torch.tensor([2.0, 3.0]) / 13**0.5, torch.tensor([0.0, 1.0])  # the means
+    torch.testing.assert_close(found[0, 4:], torch.cat([(u - v).abs() * 2**0.5, u * v * 2]))
+    u, v = torch.tensor([0.6, 0.8]), torch.tensor([9.0, 9.0]) / 162**0.5
+    torch.testing.assert_close(found[1, :4], torch.cat([(u - v).abs() * 2**0.5, u * v * 2]))
     assert not found[2].any()
     found.sum().backward()
     assert x.grad is not None and x.grad.isfinite().all() and not x.grad[2].any()

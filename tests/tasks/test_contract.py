@@ -11,7 +11,6 @@ import torch
 from bertvision.errors import BertVisionError
 from bertvision.statistics import interval
 from bertvision.tasks import TASKS, Request, restore
-from bertvision.tasks.squad import SquadTask
 from bertvision.types import Predictions
 
 from .synthetic import perfect, spaced, wordpiece, write_task
@@ -186,8 +185,8 @@ def test_interval_holds_the_score(name, data):
 def test_the_second_text_of_a_pair_is_known(name, data):
     task, tokenizer = TASKS[name], wordpiece()
     features = task.encode(data(name).dev, tokenizer, 48)
-    pair = len(task.inputs) == 2 and not isinstance(task, SquadTask)
-    assert (features.seconds is not None) == pair
+    assert task.kind in ("span", "pair", "text") and (task.kind == "span") == task.per_token
+    assert (features.seconds is not None) == (task.kind == "pair")
     if features.seconds is not None:
         for row, second in enumerate(features.seconds):
             kinds = features.tokens["token_type_ids"][features.offsets[row] : features.offsets[row + 1]]

@@ -108,8 +108,12 @@ HEADS: dict[str, Row] = {
 }
 # fmt: on
 
-DEFAULTS = {True: ["learned", "adapter-skip"], False: ["learned", "adapter:gather=max"]}
-"""The heads trained when none are named: for per-token tasks, for sentences."""
+DEFAULTS = {
+    "span": ["learned", "adapter-skip"],
+    "pair": ["learned", "adapter:gather=max+compare"],
+    "text": ["learned", "adapter:gather=max"],
+}
+"""The heads trained when none are named, by the task's kind."""
 
 COMMON = {"gather": "cls", "dropout": 0.0}
 """What every head but `last` takes beside its own options."""

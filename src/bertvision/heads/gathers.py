@@ -19,8 +19,7 @@ class Mean(nn.Module):
     """Average over real tokens."""
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        weight = (mask > 0).unsqueeze(-1).to(x.dtype)
-        return (x * weight).sum(dim=1) / weight.sum(dim=1).clamp(min=1)
+        return _mean(x, mask > 0)
 
 
 class Max(nn.Module):
@@ -58,16 +57,18 @@ class All(nn.Module):
 
 
 class Compare(nn.Module):
-    """What two texts differ in and what they share: |u - v| and u v, each feature's largest value over a text's tokens.
+    """What two texts differ in and what they share: |u - v| and u v of their largest values, and of their means.
 
-    Both are brought to the same size first, so that the product is of the size of its factors. Zeros for one text.
+    u and v are brought to the same size first, so that a product is of the size of its factors. Zeros for one text.
     """
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         second = mask == 2
-        pair = second.any(dim=1, keepdim=True)
-        u, v = (_unit(torch.where(pair, _largest(x, here), 0.0)) for here in (mask == 1, second))
-        return torch.cat([(u - v).abs(), u * v], dim=-1)
+        pair, found = second.any(dim=1, keepdim=True), []
+        for merge in (_largest, _mean):
+            u, v = (_unit(torch.where(pair, merge(x, here), 0.0)) for here in (mask == 1, second))
+            found += [(u - v).abs(), u * v]
+        return torch.cat(found, dim=-1)
 
 
 class Several(nn.Module):
@@ -83,6 +84,11 @@ class Several(nn.Module):
 
 def _largest(x: Tensor, real: Tensor) -> Tensor:
     return x.masked_fill(~real.unsqueeze(-1), torch.finfo(x.dtype).min).amax(dim=1)
+
+
+def _mean(x: Tensor, real: Tensor) -> Tensor:
+    weight = real.unsqueeze(-1).to(x.dtype)
+    return (x * weight).sum(dim=1) / weight.sum(dim=1).clamp(min=1)
 
 
 def _unit(x: Tensor) -> Tensor:

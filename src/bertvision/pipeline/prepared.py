@@ -127,7 +127,7 @@ def prepare(experiment: Experiment, notify: Notify = say) -> Prepared:
             f"labels is a share of the training rows, above 0 and at most 1; got {experiment.labels:g}."
         )
     task = find_task(experiment, notify)
-    experiment = replace(experiment, heads=experiment.heads or heads.DEFAULTS[task.per_token])
+    experiment = replace(experiment, heads=experiment.heads or heads.DEFAULTS[task.kind])
     wanted = experiment.data
     reading = load_tokenizer(experiment.backbone_at(min(experiment.fractions)))
     request = Request(data_dir=wanted.data_dir, source=wanted.source, notify=notify)

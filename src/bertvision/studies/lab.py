@@ -77,12 +77,12 @@ class Lab:
     @property
     def default(self) -> str:
         """The head that stands for the method: the last one named."""
-        return canonical((self.experiment.heads or DEFAULTS[self.task.per_token])[-1])
+        return canonical((self.experiment.heads or DEFAULTS[self.task.kind])[-1])
 
     @property
     def heads(self) -> list[str]:
         """The heads asked for."""
-        return [canonical(spec) for spec in self.experiment.heads or DEFAULTS[self.task.per_token]]
+        return [canonical(spec) for spec in self.experiment.heads or DEFAULTS[self.task.kind]]
 
     @property
     def controls(self) -> list[str]:

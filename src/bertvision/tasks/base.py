@@ -80,6 +80,11 @@ class Task(ABC):
         """What each text of an example is called, e.g. ("question", "context")."""
 
     @property
+    def kind(self) -> str:
+        """What a head makes of an example: a "span" of it, or one answer to a "text" or a "pair" to be compared."""
+        return "span" if self.per_token else "text"
+
+    @property
     @abstractmethod
     def sources(self) -> tuple[str, ...]:
         """Where the data can come from."""

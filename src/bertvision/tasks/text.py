@@ -56,6 +56,11 @@ class TextTask(Task):
         object.__setattr__(self, "primary", self.metrics[0])
 
     @property
+    def kind(self) -> str:
+        """Whether there are two texts to compare."""
+        return "pair" if len(self.inputs) == 2 else "text"
+
+    @property
     def inputs(self) -> tuple[str, ...]:
         """What each text of an example is called."""
         return self.hub.texts if self.hub else self.texts
