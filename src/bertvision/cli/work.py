@@ -234,10 +234,13 @@ def demo(root: Root = Path("runs")) -> None:
     Example: bertvision demo
     """
     from bertvision import pipeline, predictor
+    from bertvision.heads import DEFAULTS
+    from bertvision.tasks import TASKS
 
     chosen = []
     for task, items in DEMO_TASKS.items():
-        result = pipeline.run(make(task=task, heads=DEMO_HEADS, **DEMO), root=root)
+        heads = list(dict.fromkeys([*DEMO_HEADS, DEFAULTS[TASKS[task].kind][-1]]))
+        result = pipeline.run(make(task=task, heads=heads, **DEMO), root=root)
         _print_comparison(result, as_json=False)
         for item, answer in zip(items, predictor.load(result.best).predict(items), strict=True):
             said = item if isinstance(item, str) else " | ".join(item)
