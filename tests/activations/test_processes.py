@@ -16,6 +16,8 @@ from made import files, place
 from bertvision.activations import Store
 from bertvision.errors import BertVisionError
 
+pytestmark = pytest.mark.alone
+
 KILLED = signal.SIGKILL
 
 

@@ -8,9 +8,12 @@ import time
 from pathlib import Path
 
 import optuna
+import pytest
 
 from bertvision.config import make
 from bertvision.search import search
+
+pytestmark = pytest.mark.alone
 
 TRIALS = 8
 # A driver, so that a dead process is noticed within a second, and every trial leaves a line in a log.

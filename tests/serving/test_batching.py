@@ -11,6 +11,8 @@ import torch
 from bertvision.serving.batching import Batcher, Overloaded, Row, TooLarge, TooLate, choose, read
 from bertvision.serving.settings import Settings
 
+pytestmark = pytest.mark.alone
+
 
 class Slow:
     """A trunk whose logits are the sum of a row's tokens, and their number."""

@@ -14,6 +14,8 @@ from conftest import WORDS
 from serving.load import Sent, closed_loop, open_loop, post
 from serving.process import serving
 
+pytestmark = pytest.mark.alone
+
 ROOM, BUDGET = 4096, 1024
 
 
