@@ -54,6 +54,16 @@ quiet = lambda message: None
 if sys.argv[4] == "extract":
     for store in pipeline.extract(experiment, Path(root), ["train", "dev"], address=address, notify=quiet):
         print(store.path)
+elif sys.argv[4] == "study":
+    from bertvision import studies
+    options, names = studies.Options(seeds=[0, 1]), ["zoo", "ensemble"]
+    if address:
+        studies.spread([(experiment, options, names)], address, Path(root), quiet)
+    before = sum(1 for _ in Path(root).rglob("metrics.json"))
+    found = list(studies.run(experiment, names, options=options, root=Path(root), notify=quiet))
+    after = sum(1 for _ in Path(root).rglob("metrics.json"))
+    plain = lambda row: {k: v for k, v in row.items() if k not in ("seconds", "runs")}
+    print(json.dumps({"before": before, "after": after, "rows": [[plain(row) for row in each.rows] for each in found]}))
 else:
     found = search(experiment, trials=6, together=3, space=["epochs=[30,60]"], address=address, root=root, notify=quiet)
     history = [{k: v for k, v in row.items() if k != "seconds"} for row in found.history]
@@ -161,6 +171,16 @@ def test_a_search_with_a_killed_worker_finds_the_same(ray_cluster, tiny, reviews
     here, _ = drive("", tmp_path / "here", experiment, "search")
     there, kills = drive(ray_cluster, tmp_path / "there", experiment, "search", kill="train_there")
     assert kills == 1 and json.loads(here) == json.loads(there)
+
+
+@pytest.mark.slow
+def test_studies_with_a_killed_worker_find_the_same(ray_cluster, tiny, reviews, tmp_path):
+    experiment = {"train_file": str(reviews), "backbone": str(tiny), "heads": ["learned", "adapter"], **QUICK}
+    here, _ = drive("", tmp_path / "here", experiment, "study")
+    there, kills = drive(ray_cluster, tmp_path / "there", experiment, "study", kill="run_cell")
+    here, there = json.loads(here), json.loads(there)
+    assert kills == 1 and there["rows"] == here["rows"]
+    assert there["before"] == there["after"] == here["after"] > here["before"] == 0  # all was made on the cluster
 
 
 @pytest.mark.slow

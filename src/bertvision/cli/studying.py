@@ -9,7 +9,7 @@ import typer
 
 from bertvision.cli import show
 from bertvision.cli.options import experiment_flags
-from bertvision.cli.work import Json, Root
+from bertvision.cli.work import Cluster, Json, Root
 from bertvision.config import Experiment, merge
 from bertvision.errors import BertVisionError
 
@@ -30,6 +30,7 @@ def study(
     seeds: Annotated[str, typer.Option(help="Of fine-tuning and heads, e.g. 0,1,2.", show_default=False)] = "",
     to: Annotated[str, typer.Option(help="transfer: the tasks a head goes to.", show_default=False)] = "",
     root: Root = Path("runs"),
+    address: Cluster = "",
     as_json: Json = False,
 ) -> None:
     """Make a table and a figure of the paper; `list` names them. What is finished is not run again.
@@ -46,14 +47,18 @@ def study(
         show.as_json(rows) if as_json else show.table(rows)
         return
     found: list[Result] = []
+    todo: list[tuple[Experiment, studies.Options, list[str]]] = []
     for experiment, settings in experiments:
         options = merge(studies.Options(), settings)
         if seeds:
             options = merge(options, {"seeds": _seeds(seeds)})
         if to:
             options = merge(options, {"to": to.split(",")})
-        names = (options.studies or ["all"]) if name == "all" else [name]
-        command = shlex.join(["bertvision", *sys.argv[1:]])
+        todo.append((experiment, options, (options.studies or ["all"]) if name == "all" else [name]))
+    if address:
+        studies.spread(todo, address, root)
+    command = shlex.join(["bertvision", *sys.argv[1:]])
+    for experiment, options, names in todo:
         for result in studies.run(experiment, names, options=options, root=root, command=command):
             found.append(result)
             if not as_json:

@@ -1,18 +1,21 @@
 """Studies: every table and figure of the paper as one function. To add one: write it in one file, add one line here."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bertvision import cluster
+from bertvision.config import Experiment, merge
 from bertvision.errors import BertVisionError, lookup
+from bertvision.pipeline.states import absolute
 from bertvision.progress import say
 from bertvision.studies import comparing, epochs, looking, transfer
 from bertvision.studies.lab import Lab, Options
 from bertvision.studies.result import Figure, Result, find_results, load, place
 from bertvision.tasks import Task
 
-__all__ = ["STUDIES", "Figure", "Lab", "Options", "Result", "find_results", "load", "run", "suited"]
+__all__ = ["STUDIES", "Figure", "Lab", "Options", "Result", "find_results", "load", "run", "spread", "suited"]
 
 
 @dataclass(frozen=True)
@@ -63,10 +66,7 @@ def run(
 ) -> Iterator[Result]:
     """Run studies of an experiment, those that have a result excepted; "all" stands for those that suit its task."""
     lab = Lab(experiment, options or Options(), Path(root), notify)
-    if not lab.seeds or len(set(lab.seeds)) != len(lab.seeds):
-        raise BertVisionError(f"Studies need one or more different seeds, got {lab.seeds}.")
-    chosen = [each for name in names for each in (suited(lab.task, lab.options) if name == "all" else [name])]
-    for name in chosen:
+    for name in _chosen(lab, names):
         study = lookup(STUDIES, name, "study")
         path = place(lab, name)
         if path.is_file():
@@ -85,3 +85,49 @@ def run(
         )
         result.save(path)
         yield result
+
+
+def _chosen(lab: Lab, names: Sequence[str]) -> list[str]:
+    if not lab.seeds or len(set(lab.seeds)) != len(lab.seeds):
+        raise BertVisionError(f"Studies need one or more different seeds, got {lab.seeds}.")
+    found = [each for name in names for each in (suited(lab.task, lab.options) if name == "all" else [name])]
+    for name in found:
+        lookup(STUDIES, name, "study")
+    return found
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One seed of an experiment, for a machine that has nothing but the shared directory and the data."""
+
+    settings: dict[str, Any]
+    options: dict[str, Any]
+    studies: list[str]
+    root: str
+
+
+def spread(
+    experiments: Sequence[tuple[Experiment, Options, Sequence[str]]],
+    address: str,
+    root: Path,
+    notify: Callable[[str], None] = say,
+) -> None:
+    """Make on a cluster the runs that studies need, a seed of an experiment each; `run` finds them and makes tables."""
+    cluster.check_address(address)
+    cells = []
+    for experiment, options, names in experiments:
+        lab = Lab(experiment, options, Path(root), notify)
+        missing = [name for name in _chosen(lab, names) if not place(lab, name).is_file()]
+        settings, there = absolute(experiment).to_dict(), str(Path(root).absolute())
+        one = [asdict(replace(options, seeds=[seed])) for seed in options.seeds if missing]
+        cells += [Cell(settings, each, missing, there) for each in one]
+    cluster.connect(address, Path(root))
+    cluster.map_over(run_cell, cells, "studies")
+
+
+def run_cell(cell: Cell) -> None:
+    """Make the runs of one seed; the tables of one seed are not kept."""
+    experiment = merge(Experiment(), cell.settings)
+    lab = Lab(experiment, merge(Options(), cell.options), Path(cell.root), lambda message: None)
+    for name in cell.studies:
+        STUDIES[name].run(lab)
