@@ -3,13 +3,11 @@
 from dataclasses import replace
 from typing import Any
 
-from torch import nn
-
-from bertvision.files import value_hash
+from bertvision.files import locked, value_hash
 from bertvision.heads import view_of
 from bertvision.pipeline.prepared import fingerprint
 from bertvision.pipeline.probing import new_head
-from bertvision.pipeline.scoring import finish, grade
+from bertvision.pipeline.scoring import finish
 from bertvision.pipeline.states import states
 from bertvision.runs import Run, is_finished, slug
 from bertvision.studies.lab import Lab, describe
@@ -62,19 +60,33 @@ def _by_epoch(lab: Lab, seed: int, fraction: float) -> list[Run]:
     }
     train = states(prepared, point, "train", view, prepared.shuffled(optim), lab.notify)
     parameters = sum(p.numel() for p in model.parameters())
-    done: list[Run] = []
 
-    def validate(models: dict[str, nn.Module]) -> dict[str, tuple[float, float]]:
+    def keep(epoch: float, record: dict[str, float]) -> None:
+        place = places[round(epoch) - 1]
         found = {
-            name: prepared.predict(models, held[name], split, f"epoch {len(done) + 1} on {name}")["head"]
+            name: prepared.predict({"head": model}, held[name], split, f"epoch {epoch:g} on {name}")["head"]
             for name, split in prepared.held_out.items()
         }
-        weights = {key: value.cpu().clone() for key, value in models["head"].state_dict().items()}
-        seconds = {"finetune": point.seconds, "head": 0.0, "total": point.seconds}
-        extra = {"parameters": parameters, "seconds": seconds, "epoch": len(done) + 1}
-        place = places[len(done)]
-        done.append(finish(prepared, point, place, "epoch", spec, found, extra, weights=weights, shape=shape))
-        return {"head": grade(prepared, prepared.validation, found["validation"])}
+        weights = {key: value.cpu().clone() for key, value in model.state_dict().items()}
+        head = record["seconds"]
+        seconds = {"finetune": point.seconds, "head": head, "total": point.seconds + head}
+        extra = {"parameters": parameters, "seconds": seconds, "epoch": round(epoch)}
+        finish(prepared, point, place, "epoch", spec, found, extra, weights=weights, shape=shape)
 
-    fit({"head": model}, train, prepared.task.loss, {"head": optim}, seed=seed, validate=validate)
-    return done
+    resume = point.directory / f"resume-epochs-{key}.safetensors"
+    with locked(resume, wait=False):
+        fit(
+            {"head": model},
+            train,
+            prepared.task.loss,
+            {"head": optim},
+            seed=seed,
+            pause_at=[float(epoch) for epoch, place in enumerate(places, 1) if not is_finished(place)],
+            on_pause=keep,
+            resume=resume,
+            fingerprint=key,
+            label=f"train {spec} for {epochs} epochs",
+            notify=lab.notify,
+        )
+    resume.unlink(missing_ok=True)
+    return [Run(place) for place in places]
