@@ -235,7 +235,7 @@ def report_sentences(found: dict[tuple[str, float], Cell], given: argparse.Names
         "# Sentence heads, side by side",
         "",
         f"`python benchmarks/zoo.py sentences --data-dir GLUE`: MiniLM, {len(given.seeds)} seeds of fine-tuning and "
-        "heads (Xception full: one), mean score on dev and 95 % interval (bootstrap over seeds and examples). "
+        "heads (one where marked), mean score on dev and 95 % interval (bootstrap over seeds and examples). "
         "Validation, a tenth of train held out before fine-tuning, chose every head's epoch and the default head. "
         f"The default head is `{default_of('mrpc')}` for pairs and `{default_of('sst2')}` for single texts. "
         "sst2: 10,000 rows of train. mrpc, rte, sst2: accuracy; stsb: Pearson x 100, where every way to combine is the "
