@@ -1,6 +1,7 @@
 """One cell of peers.py: run a method on a task, measure seconds and memory of each stage, score it once on dev."""
 
 import argparse
+import gzip
 import json
 import statistics
 import tempfile
@@ -25,7 +26,7 @@ from bertvision.activations import Streamed
 from bertvision.backbones import Backbone, Reader, load_backbone
 from bertvision.config import Experiment, Optim, make
 from bertvision.ensemble import combine
-from bertvision.files import write_json
+from bertvision.files import replacing
 from bertvision.heads import Last, build_head, view_of
 from bertvision.pipeline import Prepared
 from bertvision.pipeline.scoring import grade
@@ -353,9 +354,8 @@ def main() -> None:
     for name, predictions in outcome.predict("dev").items():
         chosen = task.tune(validation[name], prepared.validation.features, prepared.validation.examples)
         outcomes = task.outcomes(task.answers(predictions, split.features, chosen), split.examples)
-        scores[name] = task.summarize(outcomes) | {"outcomes": outcomes.tolist()}
-    write_json(
-        given.file,
+        scores[name] = task.summarize(outcomes) | {"outcomes": np.float32(outcomes).round(4).tolist()}
+    found = (
         given.cell
         | {
             "alone": given.alone,
@@ -372,8 +372,10 @@ def main() -> None:
             "train_rows": len(prepared.train.examples),
             "train_tokens": int(prepared.train.features.lengths.sum()),
         }
-        | outcome.extra,
+        | outcome.extra
     )
+    with replacing(given.file) as file:  # no time stamp: the same result is the same file
+        file.write(gzip.compress(json.dumps(found).encode(), mtime=0))
 
 
 if __name__ == "__main__":

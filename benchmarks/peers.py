@@ -5,11 +5,13 @@
     python benchmarks/peers.py --report
 
 A cell is a method, a length, a learning rate, a task and a seed. Each runs in its own process, and what is finished is
-skipped, so the whole may be spread over days. Seconds and memory come from the cells of the first seed that ran with
---alone: nothing else may run on the machine then. Writes benchmarks/results/peers.json, docs/peers.md and the chart.
+skipped, by benchmarks/results/peers/*, so the whole may be spread over days. Seconds and memory come from the cells of
+the first seed that ran with --alone: nothing else may run on the machine then. Writes benchmarks/results/peers.json,
+docs/peers.md and the charts.
 """
 
 import argparse
+import gzip
 import json
 import subprocess
 import sys
@@ -29,7 +31,7 @@ from bertvision.tasks import TASKS as TABLE
 ROWS = 3000
 DEV_ROWS = 3000
 TASKS = ["mrpc", "stsb", "rotten-tomatoes", "snli"]
-CELLS = Path("runs/peers")
+CELLS = Path("benchmarks/results/peers")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,11 +86,11 @@ class Cell:
     @property
     def file(self) -> Path:
         """Where its result is."""
-        return CELLS / self.task / f"{self.method}-{self.length:g}-{self.rate:g}-{self.seed}.json"
+        return CELLS / self.task / f"{self.method}-{self.length:g}-{self.rate:g}-{self.seed}.json.gz"
 
     def result(self) -> dict:
         """What came out of it."""
-        return json.loads(self.file.read_text())
+        return json.loads(gzip.decompress(self.file.read_bytes()))
 
 
 def plan(tasks: Sequence[str], seeds: Sequence[int], methods: Sequence[str]) -> Iterator[Cell]:
@@ -125,7 +127,7 @@ def collect(given: argparse.Namespace) -> None:
         command += ["--data-dir", given.data_dir, "--rows", str(ROWS), "--dev-rows", str(DEV_ROWS)]
         subprocess.run(command + (["--alone"] if timed else []), check=True)
         found = cell.result()
-        print(f"{cell.file.stem:40} {cell.task:16} {found['score']:6.2f} {found['total']:7.1f} s", flush=True)
+        print(f"{cell.file.name:40} {cell.task:16} {found['score']:6.2f} {found['total']:7.1f} s", flush=True)
 
 
 VARIANTS = {
