@@ -209,12 +209,12 @@ def sentences(given: argparse.Namespace) -> None:
             default = default_of(task)
             names = [DECAYED] if stage == "decayed" else [row_name(spec, default) for spec in specs(stage, default)]
             names += [OURS] if stage == "main" else []
-            if given.report and not path.is_file():
+            if not (old := path.is_file()) and given.report:
                 continue
             made = kept(path, names, partial(make_cell, stage, task, fraction, seed))
             cell = found.setdefault((task, fraction), {})
             add(cell, {name: each for name, each in made.items() if name != BERT or stage == "main"})
-            if not given.report:
+            if not old:
                 print(stage, task, fraction, seed, flush=True)
                 report_sentences(found, given)
     report_sentences(found, given)
@@ -294,13 +294,13 @@ def spans(given: argparse.Namespace) -> None:
     for stage, path, seed, chosen in plan:
         group = f"heavy-{chosen[0]}" if stage == "heavy" else stage
         kept_in = KEPT / f"spans-{group}-{path.name}-{seed}.npz"
-        if given.report and not kept_in.is_file():
+        if not (old := kept_in.is_file()) and given.report:
             continue
         names = [row_name(spec, default) for spec in chosen] + ([OURS] if default in chosen else [])
         made = kept(kept_in, names, partial(make_cell, path, seed, group, chosen))
         cell = found.setdefault("main" if stage == "heavy" else stage, {}).setdefault(path.name, {})
         add(cell, {name: each for name, each in made.items() if name != BERT or stage != "heavy"})
-        if not given.report:
+        if not old:
             print(group, path.name, seed, flush=True)
             report_spans(found, given, default)
     report_spans(found, given, default)

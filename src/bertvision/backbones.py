@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoTokenizer
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
+from bertvision.dropout import quicken
 from bertvision.errors import BertVisionError
 from bertvision.files import require_space, save_tensors
 from bertvision.sources import answers, unpack
@@ -80,6 +81,7 @@ class Backbone(nn.Module):
     def __init__(self, encoder: Any):
         super().__init__()
         encoder.pooler = None  # it belongs to the `last` head; here it would be a parameter without a gradient
+        quicken(encoder)
         self.encoder = encoder
         self.layers: int = encoder.config.num_hidden_layers + 1
         self.width: int = encoder.config.hidden_size
