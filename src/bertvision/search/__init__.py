@@ -25,7 +25,7 @@ from bertvision.pipeline import Comparison, Notify
 from bertvision.progress import say
 from bertvision.runs import Run, slug
 from bertvision.search import history
-from bertvision.search.space import CANDIDATES, BertSpace, Setting, Space, check, suggest
+from bertvision.search.space import CANDIDATES, BertSpace, Setting, Space, check, suggest, usual
 from bertvision.search.study import POLL, at_work, bars, best, draw, open_study, others_at_work, tell
 from bertvision.search.trials import Bench
 
@@ -94,8 +94,10 @@ def search(
     numbers = list(range(base.seed, base.seed + seeds))
     where: Space | BertSpace = overlay(lookup(SPACES, what, "model to search for")(), space)
     bench = Bench(tried, where if isinstance(where, Space) else None, numbers, Path(root), notify)
-    where = check(where, usual_rate=bench.prepared.finetune.learning_rate)
+    known: Any = {"usual_rate": bench.prepared.finetune.learning_rate, "kind": bench.prepared.task.kind}
+    where = check(where, **known)
     if isinstance(where, Space):
+        bench.space = where
         for layers in where.layers:  # a mistake should not cost a fine-tuning
             select_layers(layers, load_tokenizer(base.backbone).layers)
     key = value_hash([replace(tried, seed=0).to_dict(), asdict(where), numbers])
@@ -104,6 +106,9 @@ def search(
     place.mkdir(parents=True, exist_ok=True)
     with locked(place / "study", wait=True):  # tables are made once
         study = open_study(storage or f"sqlite:///{place.absolute()}/study.db", f"{name}-{what}-{key}")
+        first = usual(where, tried, **known)
+        if first and not study.get_trials(deepcopy=False):
+            study.enqueue_trial(first)  # what is found is better than the default, or is the default
     if address:
         cluster.connect(address, place)
     bench.make(place, spread=bool(address))

@@ -14,6 +14,8 @@ from bertvision.errors import BertVisionError
 CANDIDATES = ["learned", "adapter", "adapter-skip"]
 """The heads tried when none are named."""
 OPTIONS = ("size", "gather", "layers", "dropout")
+GATHERS = {"pair": ["cls", "mean", "max", "max+compare"]}
+"""What is tried where there are more ways than to look at one text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +27,8 @@ class Space:
     epochs: list[int] = field(default_factory=lambda: [3, 10])
     """From, to."""
     size: list[int] = field(default_factory=lambda: [8, 16, 32, 64, 128])
-    gather: list[str] = field(default_factory=lambda: ["cls", "mean", "max"])
+    gather: list[str] = field(default_factory=list)
+    """None: what suits the kind of task."""
     layers: list[str] = field(default_factory=lambda: ["all", "last4", "last"])
     dropout: list[float] = field(default_factory=lambda: [0.0, 0.1, 0.2, 0.3, 0.5])
 
@@ -64,10 +67,12 @@ class Setting:
         return f"{what}, rate {self.learning_rate:.2g}, {self.epochs} epochs"
 
 
-def check(space: Space | BertSpace, *, usual_rate: float) -> Space | BertSpace:
-    """Refuse what cannot be drawn from; fill in the range of BERT's rate."""
+def check(space: Space | BertSpace, *, usual_rate: float, kind: str) -> Space | BertSpace:
+    """Refuse what cannot be drawn from; fill in the range of BERT's rate, and the gathers of a kind of task."""
     if isinstance(space, BertSpace) and not space.learning_rate:
         space = replace(space, learning_rate=[usual_rate / 4, usual_rate * 4])
+    if isinstance(space, Space) and not space.gather:
+        space = replace(space, gather=GATHERS.get(kind, ["cls", "mean", "max"]))
     for name in ("learning_rate", "epochs"):
         ends = getattr(space, name)
         if len(ends) != 2 or not 0 < ends[0] <= ends[1]:
@@ -89,6 +94,28 @@ def suggest(space: Space | BertSpace, trial: Trial, experiment: Experiment, *, p
     fraction = trial.suggest_categorical("fraction", experiment.read_at)
     chosen = {name: trial.suggest_categorical(name, getattr(space, name)) for name in _open(spec, per_token)}
     return Setting(head=_with(spec, chosen), fraction=fraction, learning_rate=rate, epochs=epochs)
+
+
+def usual(space: Space | BertSpace, experiment: Experiment, *, usual_rate: float, kind: str) -> dict[str, Any]:
+    """Return what is done unless told otherwise, as the parameters of a trial; nothing if the space lacks it."""
+    if isinstance(space, BertSpace):
+        found = {"learning_rate": usual_rate, "epochs": space.epochs[0]}
+        return found if space.learning_rate[0] <= usual_rate <= space.learning_rate[1] else {}
+    name, given = heads.parse(heads.DEFAULTS[kind][-1])
+    options = heads.options_of(name) | given
+    rate, epochs = experiment.train.learning_rate, int(experiment.train.epochs)
+    for spec in experiment.heads:
+        tried, fixed = heads.parse(spec)
+        opened = {option: options[option] for option in _open(spec, kind == "span")} if tried == name else {}
+        if (
+            tried == name
+            and all(options[option] == value for option, value in fixed.items())
+            and all(value in getattr(space, option) for option, value in opened.items())
+            and space.learning_rate[0] <= rate <= space.learning_rate[1]
+            and space.epochs[0] <= epochs <= space.epochs[1]
+        ):
+            return {"learning_rate": rate, "epochs": epochs, "head": spec, "fraction": experiment.read_at[0]} | opened
+    return {}
 
 
 def reach(space: Space, experiment: Experiment, *, per_token: bool) -> Iterator[str]:
