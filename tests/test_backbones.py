@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForQuestionAnswering, AutoModelForSequenceClassification
 
+from bertvision import backbones, dropout
 from bertvision.backbones import BACKBONES, Reader, load_backbone, load_tokenizer, save_backbone, weights_hash
 from bertvision.errors import BertVisionError
 from bertvision.heads import Last
@@ -49,6 +50,26 @@ def test_every_parameter_of_a_reader_learns(family, tmp_path):
     tokens, mask = batch(loaded.tokenizer, TEXTS)
     reader(tokens, mask).square().sum().backward()
     assert [name for name, p in reader.named_parameters() if p.grad is None] == []
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_training_computes_what_evaluation_does_but_for_what_is_dropped(family, tmp_path, monkeypatch):
+    loaded = load_backbone(str(save_tiny(tmp_path / family, family)))
+    tokens, mask = batch(loaded.tokenizer, TEXTS)
+    expected, drops = loaded.backbone.eval()(tokens, mask), []
+    for module in loaded.backbone.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 1e-9  # drops nothing, but by the same road
+
+    def counted(x, p):
+        drops.append(x.shape)
+        return dropout.drop(x, p)
+
+    monkeypatch.setattr(backbones, "drop", counted)
+    torch.testing.assert_close(loaded.backbone.train()(tokens, mask), expected, atol=1e-5, rtol=1e-4)
+    if family in ("bert", "roberta", "electra"):
+        length = mask.shape[1]
+        assert [shape[-2:] for shape in drops] == [(length, length)] * (loaded.backbone.layers - 1)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -16,10 +16,12 @@ import transformers
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig, AutoTokenizer
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
-from bertvision.dropout import quicken
+from bertvision.dropout import drop, quicken
 from bertvision.errors import BertVisionError
 from bertvision.files import require_space, save_tensors
 from bertvision.sources import answers, unpack
@@ -75,6 +77,32 @@ OWN_HEAD = "last.safetensors"
 """BERT's own head, beside the encoder it was fine-tuned with."""
 
 
+def attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **rest: Any,
+) -> tuple[Tensor, None]:
+    """The library's attention, but for dropout on a CPU: there no fused kernel takes it, and its draws are slow."""
+    if not dropout or query.device.type != "cpu" or rest.get("position_bias") is not None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **rest)
+    scores = (query * (query.shape[-1] ** -0.5 if scaling is None else scaling)) @ key.transpose(-1, -2)
+    if attention_mask is not None and attention_mask.dtype == torch.bool:
+        scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
+    elif attention_mask is not None:
+        scores = scores + attention_mask
+    return (drop(scores.softmax(dim=-1), dropout) @ value).transpose(1, 2).contiguous(), None
+
+
+ATTENTION = "bertvision"
+AttentionInterface.register(ATTENTION, attend)
+AttentionMaskInterface.register(ATTENTION, sdpa_mask)
+
+
 class Backbone(nn.Module):
     """An encoder without its pooler: tokens -> hidden states of every layer."""
 
@@ -82,6 +110,8 @@ class Backbone(nn.Module):
         super().__init__()
         encoder.pooler = None  # it belongs to the `last` head; here it would be a parameter without a gradient
         quicken(encoder)
+        if encoder.config._attn_implementation == "sdpa":
+            encoder.set_attn_implementation(ATTENTION)
         self.encoder = encoder
         self.layers: int = encoder.config.num_hidden_layers + 1
         self.width: int = encoder.config.hidden_size
