@@ -88,7 +88,8 @@ def attend(
     **rest: Any,
 ) -> tuple[Tensor, None]:
     """The library's attention, but for dropout on a CPU: there no fused kernel takes it, and its draws are slow."""
-    if not dropout or query.device.type != "cpu" or rest.get("position_bias") is not None:
+    special = rest.get("position_bias") is not None or key.shape[1] != query.shape[1]  # biases, shared keys
+    if not dropout or query.device.type != "cpu" or special:
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **rest)
     scores = (query * (query.shape[-1] ** -0.5 if scaling is None else scaling)) @ key.transpose(-1, -2)
     if attention_mask is not None and attention_mask.dtype == torch.bool:
