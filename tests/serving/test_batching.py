@@ -130,20 +130,21 @@ def test_a_passed_deadline_is_neither_read_nor_forgotten():
 
 
 def test_two_batches_at_a_time_share_the_cores():
-    trunk, found = Slow(0.2), []
-    trunk.read = lambda *given, read=trunk.read: (found.append(torch.get_num_threads()), read(*given))[1]
+    trunk, found, both = Slow(0.2), [], threading.Barrier(2)
+    trunk.read = lambda *given, read=trunk.read: (found.append(torch.get_num_threads()), meet(), read(*given))[2]
+
+    def meet() -> None:  # the first is alone; the others wait for each other, which one reader could not
+        if len(found) > 1:
+            both.wait(30)
 
     async def work(batcher):
         batcher.cores = 4
         await batcher.submit([row(trunk, 10)])
-        began = time.monotonic()
         tasks = [asyncio.create_task(batcher.submit([row(trunk, 10)])) for _ in range(2)]
         await asyncio.gather(*tasks)
-        assert time.monotonic() - began < 0.39
-        assert batcher.speed > 52  # 50 for one alone; two at a time do more
 
     mine = torch.get_num_threads()
-    run(with_batcher(work, budget=20, readers=2))
+    run(with_batcher(work, budget=10, readers=2))
     assert found[0] == 4 and 2 in found[1:]
     assert torch.get_num_threads() == mine
 
@@ -184,6 +185,6 @@ def test_one_client_alone_never_waits_for_company():
         began = time.monotonic()
         for _ in range(5):
             await batcher.submit([row(trunk, 3)])
-        assert time.monotonic() - began < 0.9
+        assert time.monotonic() - began < 9  # not even once
 
     run(with_batcher(work, linger=10.0))
