@@ -24,7 +24,7 @@ Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 Grade = tuple[float, float]
 """How good a model is on validation; compared element by element, higher is better: (score, -loss)."""
 
-SAVE_SHARE = 0.04  # of the time, at most, goes into saving
+SAVE_SHARE = 0.02  # of the time, at most, goes into saving
 SAVE_SECONDS = 20.0  # between two saves, at least
 
 
