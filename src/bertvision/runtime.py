@@ -122,11 +122,11 @@ def use_cores(number: int) -> None:
 
 
 @contextmanager
-def background(threads: int) -> Iterator[ThreadPoolExecutor]:
+def background(threads: int, each: int = 1) -> Iterator[ThreadPoolExecutor]:
     """Yield threads for work beside the main one; what still waits when the caller leaves is dropped."""
     mine = torch.get_num_threads()
-    # One core each: a second team of torch threads would fight the first for the cores.
-    pool = ThreadPoolExecutor(threads, "bertvision", initializer=torch.set_num_threads, initargs=(1,))
+    # One core `each`, or few: a second team of torch threads would fight the first for the cores.
+    pool = ThreadPoolExecutor(threads, "bertvision", initializer=torch.set_num_threads, initargs=(each,))
     try:
         yield pool
     finally:

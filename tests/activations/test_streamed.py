@@ -1,3 +1,6 @@
+import threading
+
+import pytest
 import torch
 from test_tokens import PAD, features
 
@@ -23,6 +26,48 @@ def test_states_are_the_backbone_s(tiny):
         assert torch.equal(batch.inputs, backbone(tokens.inputs, tokens.mask))
         assert batch.rows.tolist() == tokens.rows.tolist()
     assert len(streamed) == 2 and streamed.rows == 4
+
+
+@pytest.fixture
+def cores():
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    yield 4
+    torch.set_num_threads(before)
+
+
+def test_two_batches_at_a_time_come_in_order(tiny, cores):
+    """Each is computed on half of the cores; the second, which waits for none, must not overtake the first."""
+    backbone, _, streamed = stream(tiny)
+    seen, second = [], threading.Event()
+
+    def slow(inputs, mask):
+        seen.append(torch.get_num_threads())
+        first = mask.shape[1] == streamed.tokens.collate(streamed.plan(0)[0]).mask.shape[1]
+        if first:
+            assert second.wait(30), "nobody reads the second batch beside the first"
+        else:
+            second.set()
+        return backbone(inputs, mask)
+
+    streamed.backbone = slow
+    found = list(streamed.epoch(0))
+    assert seen == [cores // 2] * 2 and torch.get_num_threads() == cores
+    for tokens, batch in zip(streamed.tokens.epoch(0), found, strict=True):
+        assert batch.rows.tolist() == tokens.rows.tolist()
+        torch.testing.assert_close(batch.inputs, backbone(tokens.inputs, tokens.mask))
+
+
+def test_an_error_in_a_reader_reaches_the_caller(tiny, cores):
+    _, _, streamed = stream(tiny)
+
+    def broken(inputs, mask):
+        raise ValueError("no such layer")
+
+    streamed.backbone = broken
+    with pytest.raises(ValueError, match="no such layer"):
+        list(streamed.epoch(0))
+    assert torch.get_num_threads() == cores
 
 
 def test_gradients_stay_on_in_the_caller(tiny):

@@ -1,6 +1,8 @@
 """Hidden states computed as they are asked for."""
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -11,7 +13,10 @@ from torch import Tensor
 
 from bertvision.activations.plan import Plan
 from bertvision.activations.tokens import Tokens
+from bertvision.runtime import background
 from bertvision.types import Batch, View
+
+READERS = 2
 
 
 class Streamed:
@@ -54,12 +59,26 @@ class Streamed:
 
     def read(self, batches: Iterable[np.ndarray]) -> Iterator[Batch]:
         """Yield the hidden states of these rows, batch by batch."""
-        for rows in batches:
-            batch = self.tokens.collate(rows).to(self.device)
-            with torch.no_grad(), self.autocast():  # not inference_mode: a head must back-propagate from these
-                hidden = self._look(self.backbone(batch.inputs, batch.mask))
-            # Outside no_grad: a yield inside would switch off the caller's gradients while it works.
-            yield replace(batch, inputs=hidden, mask=batch.mask[:, :1] if self.view.first else batch.mask)
+        cores = torch.get_num_threads()
+        if self.device.type != "cpu" or cores < READERS:
+            yield from map(self._states, batches)
+            return
+        # A batch for each half of the cores: one that has them all waits at every step for the slower half.
+        with background(READERS, cores // READERS) as pool:
+            waiting: deque[Future[Batch]] = deque()
+            for rows in batches:
+                waiting.append(pool.submit(self._states, rows))
+                if len(waiting) > READERS:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+
+    def _states(self, rows: np.ndarray) -> Batch:
+        """Read one batch. Not in `read`: a yield inside no_grad would switch off the caller's gradients."""
+        batch = self.tokens.collate(rows).to(self.device)
+        with torch.no_grad(), self.autocast():  # not inference_mode: a head must back-propagate from these
+            hidden = self._look(self.backbone(batch.inputs, batch.mask))
+        return replace(batch, inputs=hidden, mask=batch.mask[:, :1] if self.view.first else batch.mask)
 
     def _look(self, hidden: Tensor) -> Tensor:
         """Reduce all states to the view."""
