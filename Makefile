@@ -13,8 +13,8 @@ demo: .venv/installed
 	$(BIN)/bertvision demo
 
 test: .venv/installed lint
-	$(BIN)/pytest -n 2 --dist loadfile -m "not slow and not alone"
-	$(BIN)/pytest -m "alone and not slow"
+	$(BIN)/pytest -n 2 --dist loadfile --durations 10 -m "not slow and not alone"
+	$(BIN)/pytest -m "alone and not slow" --durations 10
 
 test-slow: .venv/installed
 	$(BIN)/pytest -m slow --timeout 3600
