@@ -5,7 +5,8 @@
     python benchmarks/zoo.py sentences|spans --report
 
 Hours, resumable: what is finished is skipped, by benchmarks/results/zoo/*.npz, which hold how every answer compared
-with its label. Writes benchmarks/results/zoo-*.json and docs/zoo-*.md after every step; --report does only that.
+with its label. Writes benchmarks/results/zoo-*.json and docs/zoo-*.md at the end, which takes minutes; --report does
+only that.
 DIR of --checkpoints holds fine-tuned backbones, named by their epochs; --stores takes about 7 GB for each.
 """
 
@@ -216,7 +217,6 @@ def sentences(given: argparse.Namespace) -> None:
             add(cell, {name: each for name, each in made.items() if name != BERT or stage == "main"})
             if not old:
                 print(stage, task, fraction, seed, flush=True)
-                report_sentences(found, given)
     report_sentences(found, given)
 
 
@@ -302,7 +302,6 @@ def spans(given: argparse.Namespace) -> None:
         add(cell, {name: each for name, each in made.items() if name != BERT or stage != "heavy"})
         if not old:
             print(group, path.name, seed, flush=True)
-            report_spans(found, given, default)
     report_spans(found, given, default)
 
 

@@ -15,10 +15,11 @@ pytestmark = pytest.mark.alone
 # A driver, so that even a run of seconds saves its state several times.
 DRIVER = """
 import json, sys
-from bertvision import training, pipeline, config
+from bertvision import pipeline, config
+from bertvision.training import loop
 settings = json.loads(sys.argv[1])
-training.SAVE_SECONDS = settings.pop("save_seconds")
-training.SAVE_SHARE = settings.pop("save_share")
+loop.SAVE_SECONDS = settings.pop("save_seconds")
+loop.SAVE_SHARE = settings.pop("save_share")
 root = settings.pop("root")
 pipeline.run(config.make(**settings), root=root, notify=lambda message: None)
 """

@@ -7,7 +7,7 @@ from pathlib import Path
 SOURCE = Path(__file__).parents[1] / "src" / "bertvision"
 
 ROWS = [
-    ["errors", "dropout"],
+    ["errors"],
     ["files", "progress"],
     ["types", "sources"],
     ["config", "runtime", "cluster", "tasks", "heads", "backbones"],

@@ -4,11 +4,12 @@
 through here. All of it does nothing in a process that is alone.
 """
 
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as distributed
@@ -19,6 +20,7 @@ from bertvision.errors import BertVisionError
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
+Given, Made = TypeVar("Given"), TypeVar("Made")
 _TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -132,3 +134,16 @@ def background(threads: int, each: int = 1) -> Iterator[ThreadPoolExecutor]:
     finally:
         pool.shutdown(cancel_futures=True)
         torch.set_num_threads(mine)  # it is also the default of threads to come
+
+
+def in_order(
+    pool: ThreadPoolExecutor, work: Callable[[Given], Made], items: Iterable[Given], ahead: int
+) -> Iterator[Made]:
+    """Yield what `work` makes of each item; up to `ahead` later ones are under way meanwhile."""
+    waiting: deque[Future[Made]] = deque()
+    for item in items:
+        waiting.append(pool.submit(work, item))
+        if len(waiting) > ahead:
+            yield waiting.popleft().result()
+    while waiting:
+        yield waiting.popleft().result()

@@ -118,12 +118,12 @@ def test_batches_are_of_one_task_and_every_row_comes_once(experiments):
 
 def test_it_goes_on_after_a_stop(experiments, found, tmp_path, monkeypatch):
     """Stopped in the middle and started again: the same weights to the last bit."""
-    import bertvision.training as training
+    from bertvision.training import loop
 
     runs, _ = found
-    monkeypatch.setattr(training, "SAVE_SECONDS", 0.0)
-    monkeypatch.setattr(training, "SAVE_SHARE", 1e9)
-    steps, real = [0], training._step
+    monkeypatch.setattr(loop, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(loop, "SAVE_SHARE", 1e9)
+    steps, real = [0], loop._step
 
     def stopping(*arguments):
         steps[0] += 1
@@ -131,7 +131,7 @@ def test_it_goes_on_after_a_stop(experiments, found, tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return real(*arguments)
 
-    monkeypatch.setattr(training, "_step", stopping)
+    monkeypatch.setattr(loop, "_step", stopping)
     with pytest.raises(KeyboardInterrupt):
         pipeline.finetune_together(experiments, tmp_path, quiet)
     members = pipeline.finetune_together(experiments, tmp_path, quiet)

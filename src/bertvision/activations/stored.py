@@ -2,9 +2,8 @@
 
 import os
 import time
-from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -12,7 +11,7 @@ import torch
 from bertvision.activations.plan import Plan
 from bertvision.activations.store import Store
 from bertvision.activations.tokens import mark
-from bertvision.runtime import background
+from bertvision.runtime import background, in_order
 from bertvision.types import Batch, View
 
 AHEAD = 512 * 1024**2  # bytes of decoded batches that may wait
@@ -66,11 +65,7 @@ class Stored:
     def _between(self, todo: list[np.ndarray], ahead: int) -> Iterator[Batch]:
         """Load each batch when it is asked for; the disk has been told before."""
         with background(1) as pool:
-            for rows in todo[:ahead]:
-                pool.submit(self.store.advise, rows)
-            for i, rows in enumerate(todo):
-                for later in todo[i + ahead : i + ahead + 1]:
-                    pool.submit(self.store.advise, later)
+            for rows in self._announced(todo, ahead, pool):
                 began, decoding = time.perf_counter(), self.decoding
                 batch = self.load(rows)
                 self.waited += time.perf_counter() - began - (self.decoding - decoding)
@@ -78,24 +73,22 @@ class Stored:
 
     def _beside(self, todo: list[np.ndarray], ahead: int) -> Iterator[Batch]:
         """Load batches in the background."""
-        waiting: deque[Future[Batch]] = deque()
         with background(self.threads) as pool:
-            for rows in todo[:ahead]:
-                pool.submit(self.store.advise, rows)
-            for i, rows in enumerate(todo):
-                for later in todo[i + ahead : i + ahead + 1]:
-                    pool.submit(self.store.advise, later)  # the disk works on one batch while another is decoded
-                waiting.append(pool.submit(self.load, rows))
-                if len(waiting) > ahead:
-                    yield self._next(waiting)
-            while waiting:
-                yield self._next(waiting)
+            batches = in_order(pool, self.load, self._announced(todo, ahead, pool), ahead)
+            for _ in todo:
+                began = time.perf_counter()
+                batch = next(batches)
+                self.waited += time.perf_counter() - began
+                yield batch
 
-    def _next(self, waiting: deque[Future[Batch]]) -> Batch:
-        began = time.perf_counter()
-        batch = waiting.popleft().result()
-        self.waited += time.perf_counter() - began
-        return batch
+    def _announced(self, todo: list[np.ndarray], ahead: int, pool: ThreadPoolExecutor) -> Iterator[np.ndarray]:
+        """Yield every batch's rows; the disk, which can work meanwhile, is told of those `ahead`."""
+        for rows in todo[:ahead]:
+            pool.submit(self.store.advise, rows)
+        for i, rows in enumerate(todo):
+            for later in todo[i + ahead : i + ahead + 1]:
+                pool.submit(self.store.advise, later)
+            yield rows
 
     def load(self, rows: np.ndarray) -> Batch:
         """Read and decode one batch."""

@@ -1,8 +1,6 @@
 """Hidden states computed as they are asked for."""
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -13,10 +11,11 @@ from torch import Tensor
 
 from bertvision.activations.plan import Plan
 from bertvision.activations.tokens import Tokens
-from bertvision.runtime import background
+from bertvision.runtime import background, in_order
 from bertvision.types import Batch, View
 
 READERS = 2
+"""Batches that are computed at a time on a CPU."""
 
 
 class Streamed:
@@ -65,13 +64,7 @@ class Streamed:
             return
         # A batch for each half of the cores: one that has them all waits at every step for the slower half.
         with background(READERS, cores // READERS) as pool:
-            waiting: deque[Future[Batch]] = deque()
-            for rows in batches:
-                waiting.append(pool.submit(self._states, rows))
-                if len(waiting) > READERS:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
+            yield from in_order(pool, self._states, batches, READERS)
 
     def _states(self, rows: np.ndarray) -> Batch:
         """Read one batch. Not in `read`: a yield inside no_grad would switch off the caller's gradients."""

@@ -82,7 +82,7 @@ class Several(nn.Module):
         return torch.cat([gather(x, mask) for gather in self.gathers], dim=-1)
 
 
-# Neither makes a masked copy of x, which is what most of a head's time would go into.
+# A sum and a product, whose gradients are cheap; masked copies of x would each cost two more passes over it.
 def _largest(x: Tensor, real: Tensor) -> Tensor:
     away = torch.zeros_like(real, dtype=x.dtype).masked_fill(~real, torch.finfo(x.dtype).min / 2)
     return (x + away.unsqueeze(-1)).amax(dim=1)

@@ -7,10 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from bertvision import training
 from bertvision.config import Optim
 from bertvision.errors import BertVisionError
-from bertvision.training import fit, predict, rate
+from bertvision.training import fit, loop, predict, rate
 from bertvision.types import Batch
 
 ROWS, TOKENS, WIDTH = 40, 6, 8
@@ -73,8 +72,8 @@ def grades(states):
 
 
 def save_always(monkeypatch):
-    monkeypatch.setattr(training, "SAVE_SECONDS", 0.0)
-    monkeypatch.setattr(training, "SAVE_SHARE", math.inf)
+    monkeypatch.setattr(loop, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(loop, "SAVE_SHARE", math.inf)
 
 
 def test_learns():
@@ -234,14 +233,14 @@ def test_another_run_s_state_is_refused(tmp_path, monkeypatch):
 def test_saving_is_spaced_by_its_cost(tmp_path, monkeypatch):
     """However slow the disk, saving takes a bounded share of the time."""
     now = [0.0]
-    monkeypatch.setattr(training.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(loop.time, "monotonic", lambda: now[0])
     saves: list[float] = []
 
     def slow_save(path: Path, *rest):
         saves.append(now[0])
         now[0] += 4.0
 
-    monkeypatch.setattr(training, "_save", slow_save)
+    monkeypatch.setattr(loop, "save", slow_save)
 
     def slow_loss(*given):
         now[0] += 5.0

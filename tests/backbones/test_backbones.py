@@ -6,8 +6,16 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForQuestionAnswering, AutoModelForSequenceClassification
 
-from bertvision import backbones, dropout
-from bertvision.backbones import BACKBONES, Reader, load_backbone, load_tokenizer, save_backbone, weights_hash
+from bertvision.backbones import (
+    BACKBONES,
+    Reader,
+    dropout,
+    encoder,
+    load_backbone,
+    load_tokenizer,
+    save_backbone,
+    weights_hash,
+)
 from bertvision.errors import BertVisionError
 from bertvision.heads import Last
 from bertvision.types import Shape
@@ -65,7 +73,7 @@ def test_training_computes_what_evaluation_does_but_for_what_is_dropped(family, 
         drops.append(x.shape)
         return dropout.drop(x, p)
 
-    monkeypatch.setattr(backbones, "drop", counted)
+    monkeypatch.setattr(encoder, "drop", counted)
     torch.testing.assert_close(loaded.backbone.train()(tokens, mask), expected, atol=1e-5, rtol=1e-4)
     if family in ("bert", "roberta", "electra"):
         length = mask.shape[1]

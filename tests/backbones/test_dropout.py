@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from bertvision.backbones import load_backbone
-from bertvision.dropout import Dropout, quicken
+from bertvision.backbones.dropout import Dropout, quicken
 
 
 @pytest.mark.parametrize("p", [0.05, 0.1, 0.5, 0.9])

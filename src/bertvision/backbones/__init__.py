@@ -1,0 +1,29 @@
+"""Any Hugging Face encoder, with all its layers kept. The only room that imports transformers."""
+
+from bertvision.backbones.encoder import Backbone, Reader
+from bertvision.backbones.loading import (
+    OWN_HEAD,
+    Loaded,
+    Reading,
+    load_backbone,
+    load_tokenizer,
+    save_backbone,
+    tokenizer_hash,
+    weights_hash,
+)
+from bertvision.backbones.table import BACKBONES, Known
+
+__all__ = [
+    "BACKBONES",
+    "OWN_HEAD",
+    "Backbone",
+    "Known",
+    "Loaded",
+    "Reader",
+    "Reading",
+    "load_backbone",
+    "load_tokenizer",
+    "save_backbone",
+    "tokenizer_hash",
+    "weights_hash",
+]

@@ -1,0 +1,75 @@
+"""An encoder with all its layers kept, and its attention."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from bertvision.backbones.dropout import drop, quicken
+
+
+def attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **rest: Any,
+) -> tuple[Tensor, None]:
+    """The library's attention, but for dropout on a CPU: there no fused kernel takes it, and its draws are slow."""
+    special = rest.get("position_bias") is not None or key.shape[1] != query.shape[1]  # biases, shared keys
+    if not dropout or query.device.type != "cpu" or special:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **rest)
+    scores = (query * (query.shape[-1] ** -0.5 if scaling is None else scaling)) @ key.transpose(-1, -2)
+    if attention_mask is not None and attention_mask.dtype == torch.bool:
+        scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
+    elif attention_mask is not None:
+        scores = scores + attention_mask
+    return (drop(scores.softmax(dim=-1), dropout) @ value).transpose(1, 2).contiguous(), None
+
+
+ATTENTION = "bertvision"
+AttentionInterface.register(ATTENTION, attend)
+AttentionMaskInterface.register(ATTENTION, sdpa_mask)
+
+
+class Backbone(nn.Module):
+    """An encoder without its pooler: tokens -> hidden states of every layer."""
+
+    def __init__(self, encoder: Any):
+        super().__init__()
+        encoder.pooler = None  # it belongs to the `last` head; here it would be a parameter without a gradient
+        quicken(encoder)
+        if encoder.config._attn_implementation == "sdpa":
+            encoder.set_attn_implementation(ATTENTION)
+        self.encoder = encoder
+        self.layers: int = encoder.config.num_hidden_layers + 1
+        self.width: int = encoder.config.hidden_size
+
+    def forward(self, tokens: dict[str, Tensor], mask: Tensor) -> Tensor:
+        """Return every layer, embedding output first, `last_hidden_state` last. (B, T) -> (B, L, T, W)"""
+        output = self.encoder(**tokens, attention_mask=mask > 0, output_hidden_states=True)
+        # Some families normalize once more after the last layer; what BERT's own head reads must come last.
+        return torch.stack([*output.hidden_states[:-1], output.last_hidden_state], dim=1)
+
+    def last(self, tokens: dict[str, Tensor], mask: Tensor) -> Tensor:
+        """Return the last layer alone, for fine-tuning. (B, T) -> (B, 1, T, W)"""
+        return self.encoder(**tokens, attention_mask=mask > 0).last_hidden_state.unsqueeze(1)
+
+
+class Reader(nn.Module):
+    """A backbone with a head that reads its last layer: what fine-tuning trains."""
+
+    def __init__(self, backbone: Backbone, head: nn.Module):
+        super().__init__()
+        self.backbone = backbone
+        self.head = head
+
+    def forward(self, tokens: dict[str, Tensor], mask: Tensor) -> Tensor:
+        """Tokens -> logits."""
+        return self.head(self.backbone.last(tokens, mask), mask)
