@@ -20,7 +20,8 @@ from bertvision.errors import BertVisionError
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-Given, Made = TypeVar("Given"), TypeVar("Made")
+Given = TypeVar("Given")
+Made = TypeVar("Made")
 _TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
