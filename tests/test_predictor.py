@@ -111,7 +111,7 @@ def test_items_by_position_and_half_characters(answers):
 def test_a_pooled_head_and_a_plain_one_answer_as_they_were_scored(tiny, reviews, tmp_path):
     result = bertvision.run(
         train_file=str(reviews), backbone=str(tiny), heads=["learned:pooled=true", "mean"], fractions=[1.0],
-        train={"epochs": 1}, controls=False, root=tmp_path, notify=lambda message: None,
+        train={"epochs": 1}, controls=False, precision="float32", root=tmp_path, notify=lambda message: None,
     )  # fmt: skip
     examples = prepare(experiment_of(result.best), notify=lambda message: None).dev.examples
     for each in load_all(result.runs):

@@ -13,14 +13,13 @@ def test_biases_and_norms_do_not_decay():
     assert {p.ndim for p in plain["params"]} == {1} and plain["weight_decay"] == 0.0
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_half_precision_on_a_cpu_is_refused():
-    runtime.require_precision("float32")
-    with pytest.raises(BertVisionError, match="is for GPUs"):
-        runtime.require_precision("bfloat16")
-
-
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_autocast_and_device_agree(precision):
-    with runtime.autocast(precision):
-        assert nn.Linear(2, 2)(torch.ones(1, 2)).dtype == getattr(torch, precision)
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("native", [True, False])
+def test_precision_follows_the_machine(monkeypatch, native):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True, "avx512_bf16": native})
+    assert runtime.find_precision("auto") == ("bfloat16" if native else "float32")
+    assert runtime.find_precision("float32") == "float32"
+    refused = ["float16"] if native else ["float16", "bfloat16"]
+    for wanted in refused:
+        with pytest.raises(BertVisionError, match=f"no {wanted} arithmetic"):
+            runtime.find_precision(wanted)

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 SCHEDULES = ("constant", "linear")
 FRACTION = "{fraction}"
-PRECISIONS = ("float32", "bfloat16", "float16")
+PRECISIONS = ("auto", "float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,8 +110,8 @@ class Experiment:
     first if they are few, else whichever of the others a short trial finds faster."""
     states: States = States()
     seed: int = 0
-    precision: str = "float32"
-    """Arithmetic of the backbone; "bfloat16" and "float16" on a GPU only."""
+    precision: str = "auto"
+    """Of the backbone's products: "auto" is bfloat16 where the machine computes in it natively, else float32."""
     data: Dataset = Dataset()
     finetune: Optim = Optim(schedule="constant")
     train: Optim = Optim(learning_rate=1e-3, patience=2, batch_size=32)

@@ -7,9 +7,9 @@ through here. All of it does nothing in a process that is alone.
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 import torch.distributed as distributed
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Given = TypeVar("Given")
 Made = TypeVar("Made")
-_TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+_NATIVE = ("avx512_bf16", "amx_bf16", "bf16", "sve_bf16")  # of a CPU, by torch's names
 
 
 @cache
@@ -90,20 +90,28 @@ def device() -> torch.device:
     return accelerator().device
 
 
-def require_precision(precision: str) -> None:
-    """Refuse half precision where it only costs time."""
-    if precision != "float32" and device().type == "cpu":
-        raise BertVisionError(f"precision {precision!r} is for GPUs; on a CPU it is several times slower. Use float32.")
+def find_precision(wanted: str) -> str:
+    """Return the type to compute in; refuse half precision where it only costs time."""
+    if device().type == "cpu":
+        half = ["bfloat16"] if any(torch.cpu.get_capabilities().get(name) for name in _NATIVE) else []
+    else:
+        half = (
+            ["float16"]
+            if device().type == "cuda" and not torch.cuda.is_bf16_supported(False)
+            else ["bfloat16", "float16"]
+        )
+    if wanted == "auto":
+        return "bfloat16" if "bfloat16" in half else "float32"
+    if wanted not in ("float32", *half):
+        raise BertVisionError(
+            f"This machine has no {wanted} arithmetic, which would only cost time. Use precision auto."
+        )
+    return wanted
 
 
-def autocast(precision: str = "float32") -> AbstractContextManager[Any]:
-    """Compute in `precision` where that is safe."""
-    return nullcontext() if precision == "float32" else torch.autocast(device().type, _TYPES[precision])
-
-
-def scaler_for(precision: str) -> torch.amp.GradScaler:  # pyright: ignore[reportPrivateImportUsage]
+def scaler_for(scaled: bool) -> torch.amp.GradScaler:  # pyright: ignore[reportPrivateImportUsage]
     """Scale the loss where float16 would lose small gradients; elsewhere pass everything through."""
-    return torch.amp.GradScaler(device().type, enabled=precision == "float16")  # pyright: ignore[reportPrivateImportUsage]
+    return torch.amp.GradScaler(device().type, enabled=scaled)  # pyright: ignore[reportPrivateImportUsage]
 
 
 def optimizer_for(model: nn.Module, learning_rate: float, weight_decay: float) -> torch.optim.AdamW:

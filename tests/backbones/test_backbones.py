@@ -216,3 +216,13 @@ def test_hub_names_come_from_the_library_s_cache(tmp_path):
     environment = os.environ | {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert done.stdout.strip() == "32", done.stderr
+
+
+def test_half_precision_products_give_float32_states(tiny):
+    """Weights, sums and states stay float32; only the products lose digits."""
+    exact, half = (load_backbone(str(tiny), precision).backbone.eval() for precision in ("float32", "bfloat16"))
+    tokens, mask = {"input_ids": torch.tensor([[2, 9, 11, 3]])}, torch.ones(1, 4, dtype=torch.uint8)
+    first, second = exact(tokens, mask), half(tokens, mask)
+    assert second.dtype == half.last(tokens, mask).dtype == torch.float32
+    assert {p.dtype for p in half.parameters()} == {torch.float32}
+    assert 0 < (first - second).abs().max() < 0.05

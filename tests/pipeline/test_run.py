@@ -243,6 +243,7 @@ def test_a_checkpoint_with_its_own_head_is_bert_at_zero(squad, tmp_path):
         read_at=[0.0],
         heads=["mean"],
         max_tokens=48,
+        precision="float32",
     )
     prepared = pipeline.prepare(experiment, quiet)
     tuned = pipeline.finetune(prepared, tmp_path / "runs")

@@ -1,9 +1,7 @@
 """Hidden states computed as they are asked for."""
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -29,7 +27,6 @@ class Streamed:
         *,
         pool: Callable[[Tensor], Tensor] | None = None,
         device: torch.device | None = None,
-        autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ):
         """`pool` makes BERT's pooled [CLS] of the last layer, where the view wants it."""
         self.backbone = backbone
@@ -38,7 +35,6 @@ class Streamed:
         self.rows = tokens.rows
         self.pool = pool
         self.device = device or torch.device("cpu")
-        self.autocast = autocast
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -50,7 +46,7 @@ class Streamed:
 
     def over(self, tokens: Tokens) -> "Streamed":
         """Return the same states in the order of `tokens`."""
-        return Streamed(self.backbone, tokens, self.view, pool=self.pool, device=self.device, autocast=self.autocast)
+        return Streamed(self.backbone, tokens, self.view, pool=self.pool, device=self.device)
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
         """Yield the hidden states of epoch `number` from batch `start` on."""
@@ -69,7 +65,7 @@ class Streamed:
     def _states(self, rows: np.ndarray) -> Batch:
         """Read one batch. Not in `read`: a yield inside no_grad would switch off the caller's gradients."""
         batch = self.tokens.collate(rows).to(self.device)
-        with torch.no_grad(), self.autocast():  # not inference_mode: a head must back-propagate from these
+        with torch.no_grad():  # not inference_mode: a head must back-propagate from these
             hidden = self._look(self.backbone(batch.inputs, batch.mask))
         return replace(batch, inputs=hidden, mask=batch.mask[:, :1] if self.view.first else batch.mask)
 

@@ -1,5 +1,6 @@
 """An encoder with all its layers kept, and its attention."""
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -41,8 +42,10 @@ AttentionMaskInterface.register(ATTENTION, sdpa_mask)
 class Backbone(nn.Module):
     """An encoder without its pooler: tokens -> hidden states of every layer."""
 
-    def __init__(self, encoder: Any):
+    def __init__(self, encoder: Any, precision: str = "float32"):
         super().__init__()
+        self.precision = precision
+        """Of its products; sums, norms, weights and the states themselves are float32."""
         encoder.pooler = None  # it belongs to the `last` head; here it would be a parameter without a gradient
         quicken(encoder)
         if encoder.config._attn_implementation == "sdpa":
@@ -53,13 +56,21 @@ class Backbone(nn.Module):
 
     def forward(self, tokens: dict[str, Tensor], mask: Tensor) -> Tensor:
         """Return every layer, embedding output first, `last_hidden_state` last. (B, T) -> (B, L, T, W)"""
-        output = self.encoder(**tokens, attention_mask=mask > 0, output_hidden_states=True)
+        with self._autocast(mask):
+            output = self.encoder(**tokens, attention_mask=mask > 0, output_hidden_states=True)
         # Some families normalize once more after the last layer; what BERT's own head reads must come last.
-        return torch.stack([*output.hidden_states[:-1], output.last_hidden_state], dim=1)
+        return torch.stack([*output.hidden_states[:-1], output.last_hidden_state], dim=1).float()
 
     def last(self, tokens: dict[str, Tensor], mask: Tensor) -> Tensor:
         """Return the last layer alone, for fine-tuning. (B, T) -> (B, 1, T, W)"""
-        return self.encoder(**tokens, attention_mask=mask > 0).last_hidden_state.unsqueeze(1)
+        with self._autocast(mask):
+            output = self.encoder(**tokens, attention_mask=mask > 0)
+        return output.last_hidden_state.float().unsqueeze(1)
+
+    def _autocast(self, mask: Tensor) -> AbstractContextManager[Any]:
+        if self.precision == "float32":
+            return nullcontext()
+        return torch.autocast(mask.device.type, getattr(torch, self.precision))
 
 
 class Reader(nn.Module):

@@ -47,8 +47,8 @@ class Loaded:
     """What the checkpoint's config prescribes before a classifier."""
 
 
-def load_backbone(name: str) -> Loaded:
-    """Load an alias of BACKBONES, a Hub name, or a directory in the Hugging Face layout."""
+def load_backbone(name: str, precision: str = "float32") -> Loaded:
+    """Load an alias of BACKBONES, a Hub name, or a directory in the Hugging Face layout; weights stay float32."""
     known = BACKBONES.get(name)
     where, config, tokenizer = _find(name)
     with _readable(name), _quiet():
@@ -61,7 +61,8 @@ def load_backbone(name: str) -> Loaded:
     dropout = getattr(config, "classifier_dropout", None)
     if dropout is None:
         dropout = getattr(config, "hidden_dropout_prob", 0.1)
-    return Loaded(name=name, backbone=Backbone(encoder), tokenizer=tokenizer, last=last, dropout=float(dropout))
+    backbone = Backbone(encoder, precision)
+    return Loaded(name=name, backbone=backbone, tokenizer=tokenizer, last=last, dropout=float(dropout))
 
 
 @dataclass(frozen=True, kw_only=True)

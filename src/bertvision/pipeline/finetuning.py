@@ -47,7 +47,7 @@ def finetune(prepared: Prepared, root: Path) -> Tuned:
     experiment = prepared.experiment
     if experiment.given:
         return _adopt(prepared, root)
-    loaded = load_backbone(experiment.backbone)
+    loaded = load_backbone(experiment.backbone, experiment.precision)
     fractions = sorted(set(experiment.fractions))
     optim = replace(prepared.finetune, epochs=max(fractions))
     settings = {
@@ -108,7 +108,7 @@ def descend(
             on_pause=keep,
             resume=resume,
             fingerprint=place.name,
-            precision=experiment.precision,
+            scaled=experiment.precision == "float16",
             label=label,
             notify=say,
         )["bert"]
@@ -134,7 +134,7 @@ def _adopt(prepared: Prepared, root: Path) -> Tuned:
     for fraction in tuned.fractions:
         if runtime.first() and not (tuned.backbone(fraction) / "point.json").is_file():
             write_json(place / "settings.json", settings)
-            reader = new_reader(prepared, load_backbone(experiment.backbone_at(fraction)))
+            reader = new_reader(prepared, load_backbone(experiment.backbone_at(fraction), experiment.precision))
             save_point(prepared, tuned, reader, fraction, UNTRAINED)
     runtime.wait()
     return tuned
@@ -142,7 +142,7 @@ def _adopt(prepared: Prepared, root: Path) -> Tuned:
 
 def new_reader(prepared: Prepared, loaded: Loaded | None = None) -> Reader:
     """Return the backbone with BERT's own head, as fine-tuning begins with them."""
-    loaded = loaded or load_backbone(prepared.experiment.backbone)
+    loaded = loaded or load_backbone(prepared.experiment.backbone, prepared.experiment.precision)
     torch.manual_seed(prepared.experiment.seed)
     head = Last(prepared.shape(loaded.backbone), dropout=loaded.dropout)
     if loaded.last:
@@ -175,7 +175,7 @@ class Point:
     seconds: float
     weights: str
 
-    def stream(self, prepared: Prepared, tokens: Tokens, view: View) -> Streamed:
+    def stream(self, tokens: Tokens, view: View) -> Streamed:
         """Its hidden states over `tokens`."""
         return Streamed(
             self.backbone,
@@ -183,14 +183,13 @@ class Point:
             view,
             pool=self.last.pool if view.pooled else None,
             device=runtime.device(),
-            autocast=partial(runtime.autocast, prepared.experiment.precision),
         )
 
 
 def open_point(prepared: Prepared, tuned: Tuned, fraction: float) -> Point:
     """Load the backbone of a fraction, frozen."""
     directory = tuned.backbone(fraction)
-    loaded = load_backbone(str(directory))
+    loaded = load_backbone(str(directory), prepared.experiment.precision)
     last = Last(prepared.shape(loaded.backbone), dropout=loaded.dropout)
     last.load_state_dict(loaded.last)
     device = runtime.device()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from bertvision import heads
+from bertvision import heads, runtime
 from bertvision.activations import FORMATS, MODES, Tokens
 from bertvision.backbones import Backbone, load_tokenizer
 from bertvision.config import Experiment, Optim
@@ -92,8 +92,7 @@ class Prepared:
     ) -> dict[str, Predictions]:
         """Predict a split with every model."""
         offsets = split.features.offsets if self.task.per_token else None
-        precision = self.experiment.precision
-        return predict(models, batches, split.features.ids, offsets, precision=precision, label=label)
+        return predict(models, batches, split.features.ids, offsets, label=label)
 
 
 def find_task(experiment: Experiment, notify: Notify = say) -> Task:
@@ -127,7 +126,8 @@ def prepare(experiment: Experiment, notify: Notify = say) -> Prepared:
             f"labels is a share of the training rows, above 0 and at most 1; got {experiment.labels:g}."
         )
     task = find_task(experiment, notify)
-    experiment = replace(experiment, heads=experiment.heads or heads.DEFAULTS[task.kind])
+    precision = runtime.find_precision(experiment.precision)
+    experiment = replace(experiment, heads=experiment.heads or heads.DEFAULTS[task.kind], precision=precision)
     wanted = experiment.data
     reading = load_tokenizer(experiment.backbone_at(min(experiment.fractions)))
     request = Request(data_dir=wanted.data_dir, source=wanted.source, notify=notify)

@@ -163,7 +163,7 @@ def want(prepared: Prepared, point: Point, name: str, view: View) -> Wanted:
     key = value_hash([identity, asdict(view)])
     place = Path(experiment.states.directory) if experiment.states.directory else point.directory / "states"
     return Wanted(
-        source=point.stream(prepared, prepared.ordered(split), view),
+        source=point.stream(prepared.ordered(split), view),
         rows=Rows(lengths=_lengths(split, view), labels=features.labels, ids=features.ids, seconds=features.seconds),
         width=point.backbone.width,
         place=place / (name if experiment.states.directory else f"{name}-{experiment.states.type}-{key}"),

@@ -94,7 +94,7 @@ def finetune_together(experiments: Sequence[Experiment], root: Path, notify: Not
     if first.given or len(set(names)) < len(names) or len(names) < 2:
         raise BertVisionError(f"A shared backbone needs two or more different tasks to be fine-tuned on, got {names}.")
     members = [prepare(experiment, notify) for experiment in experiments]
-    loaded = load_backbone(first.backbone)
+    loaded = load_backbone(first.backbone, members[0].experiment.precision)
     fractions = sorted(set(first.fractions))
     optim = replace(members[0].finetune, epochs=max(fractions))
     settings = {
@@ -104,7 +104,7 @@ def finetune_together(experiments: Sequence[Experiment], root: Path, notify: Not
         "finetune": asdict(optim if optim.schedule == "linear" else replace(optim, epochs=0.0)),
         "batch_sizes": [each.finetune.batch_size for each in members],
         "seed": first.seed,
-        "precision": first.precision,
+        "precision": members[0].experiment.precision,
     }
     key = value_hash(settings)
     shared = slug(f"{Path(first.backbone).name}-shared-{'-'.join(sorted(names))}")

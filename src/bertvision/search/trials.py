@@ -227,7 +227,7 @@ class Bench:
                 prepared.task.loss,
                 {"bert": optim},
                 seed=seed,
-                precision=prepared.experiment.precision,
+                scaled=prepared.experiment.precision == "float16",
                 label="fine-tune a trial",
             ).values()
             outcomes[i].failed = student.failed

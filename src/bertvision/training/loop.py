@@ -36,7 +36,7 @@ def fit(
     validate: Callable[[dict[str, nn.Module]], dict[str, Grade]] | None = None,
     resume: Path | None = None,
     fingerprint: str = "",
-    precision: str = "float32",
+    scaled: bool = False,
     label: str = "train",
     notify: Callable[[str], None] = lambda message: None,
 ) -> dict[str, Student]:
@@ -44,9 +44,9 @@ def fit(
 
     `on_pause` is called at each epoch fraction; `validate` after each epoch, to stop early and to keep the best. What
     it does not grade stops there.
-    With `resume`, the state is saved there now and then, and a run that was killed goes on from it.
+    With `resume`, the state is saved there now and then, and a run that was killed goes on from it. With `scaled`, the
+    loss is, so that float16 keeps small gradients.
     """
-    runtime.require_precision(precision)
     device = runtime.device()
     batches = part_of(batches)
     students = {
@@ -54,7 +54,7 @@ def fit(
             model=model.to(device),
             optim=optims[name],
             optimizer=runtime.optimizer_for(model, optims[name].learning_rate, optims[name].weight_decay),
-            scaler=runtime.scaler_for(precision),
+            scaler=runtime.scaler_for(scaled),
         )
         for name, model in models.items()
     }
@@ -93,7 +93,7 @@ def fit(
                     began = time.perf_counter()
                     # Seeded by the step: dropout depends on neither the other students nor an interruption.
                     torch.manual_seed(seed * 1_000_003 + step + runtime.rank() * 2**40)
-                    value = _step(student, batch, loss, step, per_epoch, precision)
+                    value = _step(student, batch, loss, step, per_epoch)
                     student.seconds += time.perf_counter() - began
                     progress["pause_loss"] += value
                     progress["pause_steps"] += 1
@@ -133,7 +133,7 @@ def rate(step: int, per_epoch: int, optim: Optim) -> float:
     return max(0.0, (total - step) / max(1.0, total - warm))
 
 
-def _step(student: Student, batch: Batch, loss: Loss, step: int, per_epoch: int, precision: str) -> float:
+def _step(student: Student, batch: Batch, loss: Loss, step: int, per_epoch: int) -> float:
     """One descent of one model; its gradient is clipped alone."""
     student.model.train()
     for group in student.optimizer.param_groups:
@@ -141,8 +141,7 @@ def _step(student: Student, batch: Batch, loss: Loss, step: int, per_epoch: int,
     total = 0.0
     for piece in _pieces(batch, student.optim.accumulate):
         share = len(piece.labels) / len(batch.labels)
-        with runtime.autocast(precision):
-            logits = student.model(piece.inputs, piece.mask)
+        logits = student.model(piece.inputs, piece.mask)
         value = loss(logits.float(), piece.labels, piece.mask) * share
         student.scaler.scale(value).backward()
         total += float(value.detach())

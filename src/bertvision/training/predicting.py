@@ -19,7 +19,6 @@ def predict(
     ids: Sequence[str],
     offsets: np.ndarray | None = None,
     *,
-    precision: str = "float32",
     label: str = "predict",
 ) -> dict[str, Predictions]:
     """Collect each model's logits over one pass, in the order of `ids`; `offsets` for per-token tasks."""
@@ -31,9 +30,7 @@ def predict(
         for batch in part_of(batches, whole=True).epoch(0):
             batch = batch.to(device)
             for name, model in models.items():
-                with runtime.autocast(precision):
-                    logits = model(batch.inputs, batch.mask)
-                logits = logits.float().cpu()
+                logits = model(batch.inputs, batch.mask).float().cpu()
                 if name not in found:
                     total = len(ids) if offsets is None else int(offsets[-1])
                     found[name] = np.zeros((total, logits.shape[-1]), dtype=np.float32)
