@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from bertvision import heads, pipeline
 from bertvision.activations import Streamed
-from bertvision.backbones import Backbone, Reader, load_backbone
+from bertvision.backbones import Backbone, Loaded, Reader, load_backbone
 from bertvision.config import Experiment, Optim, make
 from bertvision.ensemble import combine
 from bertvision.files import replacing
@@ -89,15 +89,19 @@ class Outcome:
     extra: dict[str, Any] = field(default_factory=dict)
 
 
+def load(prepared: Prepared) -> Loaded:
+    """The same backbone, in the same precision, for everyone."""
+    return load_backbone(prepared.experiment.backbone, prepared.experiment.precision)
+
+
 def tuned(prepared: Prepared, cell: dict, meter: Meter, adapt: Callable[[Backbone], None]) -> Outcome:
     """Train a backbone with BERT's own head, in the one training loop; `adapt` says what of it may learn."""
     with meter.stage("load"):
         torch.manual_seed(cell["seed"])
-        loaded = load_backbone(prepared.experiment.backbone)
+        loaded = load(prepared)
         adapt(loaded.backbone)
         reader = Reader(loaded.backbone, Last(prepared.shape(loaded.backbone), dropout=loaded.dropout))
     optim = replace(prepared.finetune, learning_rate=cell["rate"], epochs=cell["length"], schedule="linear")
-    optim = replace(optim, warmup=0.1 * cell["length"])
 
     def predict(name: str) -> dict[str, Predictions]:
         split = getattr(prepared, name)
@@ -196,7 +200,7 @@ def linear(
 def probe(prepared: Prepared, cell: dict, meter: Meter, features: Callable[[Tensor, Tensor], Tensor]) -> Outcome:
     """A linear model on the frozen last layer."""
     with meter.stage("load"):
-        backbone = load_backbone(prepared.experiment.backbone).backbone.eval().requires_grad_(False)
+        backbone = load(prepared).backbone.eval().requires_grad_(False)
 
     def read(name: str) -> np.ndarray:
         split = getattr(prepared, name)
@@ -212,7 +216,7 @@ def probe(prepared: Prepared, cell: dict, meter: Meter, features: Callable[[Tens
 def embedding(prepared: Prepared, cell: dict, meter: Meter) -> Outcome:
     """Sentences embedded one by one (mean of the last layer, length 1), compared, then a linear model."""
     with meter.stage("load"):
-        backbone = load_backbone(prepared.experiment.backbone).backbone.eval().requires_grad_(False)
+        backbone = load(prepared).backbone.eval().requires_grad_(False)
     kinds = len(prepared.train.examples[0].texts)
 
     def embed(name: str, side: int) -> np.ndarray:
@@ -315,7 +319,7 @@ def settings(cell: dict, given: argparse.Namespace) -> Experiment:
         task=cell["task"], limit=given.rows, limit_dev=given.dev_rows, seed=cell["seed"], controls=False, **found
     )
     if cell["method"] == "bertvision":
-        optim: Optim = replace(experiment.finetune, learning_rate=cell["rate"])
+        optim: Optim = replace(experiment.finetune, learning_rate=cell["rate"], schedule="linear")
         experiment = replace(experiment, fractions=[cell["length"]], finetune=optim)
     return experiment
 

@@ -194,7 +194,13 @@ def sentences(given: argparse.Namespace) -> None:
         default = default_of(task)
         limit = LIMITS.get(task, 0)
         base = make(
-            task=task, data_dir=given.data_dir, limit=limit, fractions=given.fractions, seed=seed, controls=False
+            task=task,
+            data_dir=given.data_dir,
+            limit=limit,
+            fractions=given.fractions,
+            through="last",
+            seed=seed,
+            controls=False,
         )
         if stage != "decayed":
             return train(replace(base, heads=specs(stage, default)), fraction, given.runs, default)

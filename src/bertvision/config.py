@@ -28,7 +28,7 @@ class Optim:
     """Peak rate; 0: what suits the backbone or the task."""
     epochs: float = 5.0
     warmup: float = 0.1
-    """Epochs over which the rate rises to its peak."""
+    """Epochs over which the rate rises to its peak; a tenth of the run, if that falls to zero and is shorter."""
     schedule: str = "linear"
     """After warm-up: "linear" falls to zero at the end; "constant" stays, so that a fraction is a point on a curve."""
     batch_size: int = 0
@@ -93,6 +93,9 @@ class Experiment:
     """An alias, a Hub name or a directory; "DIR/{fraction}": checkpoints fine-tuned elsewhere, used as they are."""
     fractions: list[float] = field(default_factory=lambda: [0.3, 1.0])
     """Epochs of fine-tuning after which to save and score the backbone; 0 means as loaded."""
+    through: str = ""
+    """The head that fine-tuning goes through beside BERT's own, so that every layer it reads is tuned for it; "last":
+    BERT's own alone, as published; none: the one that suits the kind of task."""
     read_at: list[float] = field(default_factory=list)
     """The fractions at which heads are trained; none: the smallest."""
     heads: list[str] = field(default_factory=list)
@@ -142,7 +145,9 @@ def presets() -> dict[str, dict[str, Any]]:
 
 def preset(name: str) -> Experiment:
     """Return the experiment that published settings make; no name: the defaults."""
-    return merge(Experiment(), lookup(presets(), name, "preset")) if name else Experiment()
+    if not name:
+        return Experiment()
+    return merge(Experiment(through="last"), lookup(presets(), name, "preset"))  # nothing else has been published
 
 
 def make(**settings: Any) -> Experiment:

@@ -115,10 +115,16 @@ def scaler_for(scaled: bool) -> torch.amp.GradScaler:  # pyright: ignore[reportP
 
 
 def optimizer_for(model: nn.Module, learning_rate: float, weight_decay: float) -> torch.optim.AdamW:
-    """AdamW without decay on biases and norms; fused: on a CPU several times faster for short batches."""
-    decayed = [p for p in model.parameters() if p.requires_grad and p.ndim > 1]
-    plain = [p for p in model.parameters() if p.requires_grad and p.ndim <= 1]
-    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    """AdamW without decay on biases and norms; fused: on a CPU several times faster for short batches.
+
+    A model whose parts differ in how fast they learn says so with `paces`.
+    """
+    groups = []
+    for part, pace in model.paces() if hasattr(model, "paces") else [(model, 1.0)]:  # pyright: ignore[reportCallIssue]
+        trained = [p for p in part.parameters() if p.requires_grad]
+        decayed, plain = [p for p in trained if p.ndim > 1], [p for p in trained if p.ndim <= 1]
+        groups += [{"params": decayed, "weight_decay": weight_decay, "pace": pace}]
+        groups += [{"params": plain, "weight_decay": 0.0, "pace": pace}]
     return torch.optim.AdamW([group for group in groups if group["params"]], lr=learning_rate, fused=True)
 
 

@@ -8,6 +8,7 @@ from transformers import AutoModelForCausalLM, AutoModelForQuestionAnswering, Au
 
 from bertvision.backbones import (
     BACKBONES,
+    Joint,
     Reader,
     dropout,
     encoder,
@@ -17,7 +18,8 @@ from bertvision.backbones import (
     weights_hash,
 )
 from bertvision.errors import BertVisionError
-from bertvision.heads import Last
+from bertvision.heads import Last, build_head
+from bertvision.runtime import optimizer_for
 from bertvision.types import Shape
 from conftest import FAMILIES, save_tiny
 
@@ -58,6 +60,21 @@ def test_every_parameter_of_a_reader_learns(family, tmp_path):
     tokens, mask = batch(loaded.tokenizer, TEXTS)
     reader(tokens, mask).square().sum().backward()
     assert [name for name, p in reader.named_parameters() if p.grad is None] == []
+
+
+def test_two_heads_on_one_backbone_learn_at_their_own_pace(tiny):
+    loaded = load_backbone(str(tiny))
+    reader = Reader(loaded.backbone, Last(SENTENCE, dropout=0.0))
+    joint = Joint(reader, build_head("adapter:gather=max,size=4", SENTENCE), 10.0).eval()
+    tokens, mask = batch(loaded.tokenizer, TEXTS)
+    both = joint(tokens, mask)
+    torch.testing.assert_close(both[0], reader(tokens, mask))
+    torch.testing.assert_close(both[1], joint.beside(loaded.backbone(tokens, mask), mask))
+    both.square().sum().backward()
+    assert [name for name, p in joint.named_parameters() if p.grad is None] == []
+    paces = {id(p): group["pace"] for group in optimizer_for(joint, 1e-4, 0.01).param_groups for p in group["params"]}
+    assert {paces[id(p)] for p in joint.beside.parameters()} == {10.0}
+    assert {paces[id(p)] for p in reader.parameters()} == {1.0} and len(paces) == len(list(joint.parameters()))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -57,6 +57,21 @@ def test_rows_of_the_comparison(finished):
     assert json.loads(result.file.read_text())["rows"] == pipeline.rows(result)
 
 
+def test_fine_tuning_goes_through_a_head(tiny, reviews, tmp_path):
+    """Beside BERT's own, the task's default; BERT's alone and another head are other fine-tunings."""
+    found = {}
+    for through in ("", "adapter:gather=max", "last", "learned:gather=mean"):
+        experiment = make(train_file=str(reviews), backbone=str(tiny), fractions=[0.5], through=through)
+        prepared = pipeline.prepare(experiment, quiet)
+        tuned = pipeline.finetune(prepared, tmp_path)
+        found[through] = pipeline.open_point(prepared, tuned, 0.5)
+    assert found[""].directory == found["adapter:gather=max"].directory
+    places = [found[name] for name in ("", "last", "learned:gather=mean")]
+    assert len({each.directory for each in places}) == len({each.weights for each in places}) == 3
+    with pytest.raises(BertVisionError, match="Did you mean 'adapter'"):
+        pipeline.prepare(make(train_file=str(reviews), backbone=str(tiny), through="adaptor"), quiet)
+
+
 def test_it_learns(finished):
     result, _, _ = finished
     assert result.best.primary > 75

@@ -1,6 +1,6 @@
 """Any Hugging Face encoder, with all its layers kept. The only room that imports transformers."""
 
-from bertvision.backbones.encoder import Backbone, Reader
+from bertvision.backbones.encoder import Backbone, Joint, Reader
 from bertvision.backbones.loading import (
     OWN_HEAD,
     Loaded,
@@ -17,6 +17,7 @@ __all__ = [
     "BACKBONES",
     "OWN_HEAD",
     "Backbone",
+    "Joint",
     "Known",
     "Loaded",
     "Reader",

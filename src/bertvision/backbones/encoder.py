@@ -84,3 +84,23 @@ class Reader(nn.Module):
     def forward(self, tokens: dict[str, Tensor], mask: Tensor) -> Tensor:
         """Tokens -> logits."""
         return self.head(self.backbone.last(tokens, mask), mask)
+
+
+class Joint(nn.Module):
+    """BERT with its own head and another that reads every layer: what fine-tuning through that head trains."""
+
+    def __init__(self, reader: Reader, beside: nn.Module, pace: float):
+        """`pace`: the rate at which the other head, which starts anew, learns, in the backbone's."""
+        super().__init__()
+        self.reader = reader
+        self.beside = beside
+        self.pace = pace
+
+    def forward(self, tokens: dict[str, Tensor], mask: Tensor) -> Tensor:
+        """Tokens -> logits of both. -> (2, B, ...)"""
+        hidden = self.reader.backbone(tokens, mask)
+        return torch.stack([self.reader.head(hidden, mask), self.beside(hidden, mask)])
+
+    def paces(self) -> list[tuple[nn.Module, float]]:
+        """How fast each part learns."""
+        return [(self.reader, 1.0), (self.beside, self.pace)]

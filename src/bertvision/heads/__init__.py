@@ -115,6 +115,9 @@ DEFAULTS = {
 }
 """The heads trained when none are named, by the task's kind."""
 
+THROUGH = {"span": "last", "pair": "adapter:gather=max+compare", "text": "adapter:gather=max"}
+"""The head that fine-tuning goes through beside BERT's own, when none is named."""
+
 COMMON = {"gather": "cls", "dropout": 0.0}
 """What every head but `last` takes beside its own options."""
 

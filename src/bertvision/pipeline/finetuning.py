@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from bertvision import runtime
 from bertvision.activations import Streamed, Tokens
-from bertvision.backbones import Backbone, Loaded, Reader, load_backbone, save_backbone, weights_hash
+from bertvision.backbones import Backbone, Joint, Loaded, Reader, load_backbone, save_backbone, weights_hash
 from bertvision.config import FRACTION, Experiment, Optim
 from bertvision.errors import BertVisionError
 from bertvision.files import locked, read_json, replacing_directory, value_hash, write_json
-from bertvision.heads import Last
+from bertvision.heads import Last, build_head
 from bertvision.pipeline.prepared import Prepared, fingerprint
 from bertvision.progress import say
 from bertvision.runs import slug
@@ -63,6 +63,8 @@ def finetune(prepared: Prepared, root: Path) -> Tuned:
         "seed": experiment.seed,
         "precision": experiment.precision,
     }
+    if experiment.through != "last":
+        settings |= {"through": experiment.through, "head_rate": prepared.heads.learning_rate}
     key = value_hash(settings)
     place = Path(root) / slug(prepared.task.name) / slug(Path(experiment.backbone).name) / key
     tuned = Tuned(place, fractions)
@@ -74,8 +76,19 @@ def finetune(prepared: Prepared, root: Path) -> Tuned:
     reader = new_reader(prepared, loaded)
     keep = partial(save_point, prepared, tuned, reader)
     label = f"fine-tune {prepared.task.name}"
-    descend(reader, prepared.shuffled(optim), prepared.task.loss, optim, experiment, missing, keep, place, label)
+    model, loss = _through(prepared, reader, optim)
+    descend(model, prepared.shuffled(optim), loss, optim, experiment, missing, keep, place, label)
     return tuned
+
+
+def _through(prepared: Prepared, reader: Reader, optim: Optim) -> tuple[nn.Module, Loss]:
+    """Return what is to be trained, BERT alone or with a head beside its own, and its loss."""
+    spec, loss = prepared.experiment.through, prepared.task.loss
+    if spec == "last":
+        return reader, loss
+    beside = build_head(spec, prepared.shape(reader.backbone))
+    joint = Joint(reader, beside, prepared.heads.learning_rate / optim.learning_rate)
+    return joint, lambda both, *rest: (loss(both[0], *rest) + loss(both[1], *rest)) / 2
 
 
 def descend(

@@ -117,7 +117,7 @@ def find_task(experiment: Experiment, notify: Notify = say) -> Task:
 
 def prepare(experiment: Experiment, notify: Notify = say) -> Prepared:
     """Load the data, hold out validation before anything is trained, and tokenize."""
-    for spec in experiment.heads:
+    for spec in experiment.heads + [experiment.through] * bool(experiment.through):
         heads.parse(spec)  # a misspelt name should not cost a fine-tuning
     lookup(MODES, experiment.activations, "way to get activations")
     lookup(FORMATS, experiment.states.type, "type of stored states")
@@ -127,7 +127,9 @@ def prepare(experiment: Experiment, notify: Notify = say) -> Prepared:
         )
     task = find_task(experiment, notify)
     precision = runtime.find_precision(experiment.precision)
-    experiment = replace(experiment, heads=experiment.heads or heads.DEFAULTS[task.kind], precision=precision)
+    through = heads.canonical(experiment.through or heads.THROUGH[task.kind])
+    trained = experiment.heads or heads.DEFAULTS[task.kind]
+    experiment = replace(experiment, heads=trained, through=through, precision=precision)
     wanted = experiment.data
     reading = load_tokenizer(experiment.backbone_at(min(experiment.fractions)))
     request = Request(data_dir=wanted.data_dir, source=wanted.source, notify=notify)

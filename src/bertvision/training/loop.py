@@ -126,6 +126,8 @@ def fit(
 def rate(step: int, per_epoch: int, optim: Optim) -> float:
     """Share of the peak learning rate at `step`: rise over the warm-up, then stay or fall to zero."""
     warm, total = optim.warmup * per_epoch, optim.epochs * per_epoch
+    if optim.schedule == "linear":
+        warm = min(warm, total / 10)
     if step + 1 <= warm:
         return (step + 1) / warm
     if optim.schedule == "constant":
@@ -137,7 +139,7 @@ def _step(student: Student, batch: Batch, loss: Loss, step: int, per_epoch: int)
     """One descent of one model; its gradient is clipped alone."""
     student.model.train()
     for group in student.optimizer.param_groups:
-        group["lr"] = student.optim.learning_rate * rate(step, per_epoch, student.optim)
+        group["lr"] = student.optim.learning_rate * rate(step, per_epoch, student.optim) * group["pace"]
     total = 0.0
     for piece in _pieces(batch, student.optim.accumulate):
         share = len(piece.labels) / len(batch.labels)
