@@ -320,7 +320,7 @@ def settings(cell: dict, given: argparse.Namespace) -> Experiment:
     )
     if cell["method"] == "bertvision":
         optim: Optim = replace(experiment.finetune, learning_rate=cell["rate"], schedule="linear")
-        experiment = replace(experiment, fractions=[cell["length"]], finetune=optim)
+        experiment = replace(experiment, fractions=[cell["length"]], finetune=optim, activations="store")
     return experiment
 
 

@@ -114,7 +114,9 @@ def choose(mode: str, wanted: Wanted, tokens: Tokens, notify: Callable[[str], No
             return source.over(tokens)
         store = wanted.store()
     stored = Stored(store, tokens.plan, source.view, device=device)
-    return Kept(keep(stored, source.tokens.plan), store.known, tokens.plan) if few else stored
+    if mode == "store" or not few:  # who asks for a store may be short of memory
+        return stored
+    return Kept(keep(stored, source.tokens.plan), store.known, tokens.plan)
 
 
 def _pays(wanted: Wanted, plan: Plan, notify: Callable[[str], None]) -> bool:

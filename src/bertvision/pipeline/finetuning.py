@@ -78,6 +78,8 @@ def finetune(prepared: Prepared, root: Path) -> Tuned:
     label = f"fine-tune {prepared.task.name}"
     model, loss = _through(prepared, reader, optim)
     descend(model, prepared.shuffled(optim), loss, optim, experiment, missing, keep, place, label)
+    del loaded, reader, keep, model
+    runtime.give_back()
     return tuned
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from bertvision import cluster
+from bertvision import cluster, runtime
 from bertvision.activations import FORMATS, Layout, Rows, Store, Tokens, Wanted, choose
 from bertvision.backbones import load_tokenizer, tokenizer_hash
 from bertvision.config import Experiment, merge
@@ -28,7 +28,9 @@ def states(prepared: Prepared, point: Point, name: str, view: View, tokens: Toke
     mode = prepared.experiment.activations
     if name == "dev" and mode in ("auto", "store") and not wanted.found():
         mode = "stream"  # it is read once
-    return choose(mode, wanted, tokens, notify)
+    found = choose(mode, wanted, tokens, notify)
+    runtime.give_back()
+    return found
 
 
 def extract(
