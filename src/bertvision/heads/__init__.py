@@ -115,8 +115,8 @@ DEFAULTS = {
 }
 """The heads trained when none are named, by the task's kind."""
 
-THROUGH = {"span": "last", "pair": "adapter:gather=max+compare", "text": "adapter:gather=max"}
-"""The head that fine-tuning goes through beside BERT's own, when none is named."""
+THROUGH = {"span": "last", "pair": "adapter:gather=max+compare", "text": "last"}
+"""The head that fine-tuning goes through beside BERT's own, when none is named (docs/decisions/0019)."""
 
 COMMON = {"gather": "cls", "dropout": 0.0}
 """What every head but `last` takes beside its own options."""
