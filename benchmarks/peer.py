@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from bertvision import heads, pipeline
 from bertvision.activations import Streamed
 from bertvision.backbones import Backbone, Loaded, Reader, load_backbone
-from bertvision.config import Experiment, Optim, make
+from bertvision.config import Experiment, make
 from bertvision.ensemble import combine
 from bertvision.files import replacing
 from bertvision.heads import Last, build_head, view_of
@@ -102,6 +102,7 @@ def tuned(prepared: Prepared, cell: dict, meter: Meter, adapt: Callable[[Backbon
         adapt(loaded.backbone)
         reader = Reader(loaded.backbone, Last(prepared.shape(loaded.backbone), dropout=loaded.dropout))
     optim = replace(prepared.finetune, learning_rate=cell["rate"], epochs=cell["length"], schedule="linear")
+    optim = replace(optim, warmup=0.1 * cell["length"])
 
     def predict(name: str) -> dict[str, Predictions]:
         split = getattr(prepared, name)
@@ -319,7 +320,8 @@ def settings(cell: dict, given: argparse.Namespace) -> Experiment:
         task=cell["task"], limit=given.rows, limit_dev=given.dev_rows, seed=cell["seed"], controls=False, **found
     )
     if cell["method"] == "bertvision":
-        optim: Optim = replace(experiment.finetune, learning_rate=cell["rate"], schedule="linear")
+        warmup = 0.1 * cell["length"]
+        optim = replace(experiment.finetune, learning_rate=cell["rate"], schedule="linear", warmup=warmup)
         experiment = replace(experiment, fractions=[cell["length"]], finetune=optim, activations="store")
     return experiment
 

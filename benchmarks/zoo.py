@@ -204,7 +204,9 @@ def sentences(given: argparse.Namespace) -> None:
         )
         if stage != "decayed":
             return train(replace(base, heads=specs(stage, default)), fraction, given.runs, default)
-        decayed = replace(base, fractions=[fraction], finetune=Optim(schedule="linear"), heads=[])
+        decayed = replace(
+            base, fractions=[fraction], finetune=Optim(schedule="linear", warmup=0.1 * fraction), heads=[]
+        )
         prepared = pipeline.prepare(decayed)
         point = pipeline.open_point(prepared, pipeline.finetune(prepared, given.runs), fraction)
         return {DECAYED: pipeline.bert_run(prepared, point)}

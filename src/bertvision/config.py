@@ -28,7 +28,7 @@ class Optim:
     """Peak rate; 0: what suits the backbone or the task."""
     epochs: float = 5.0
     warmup: float = 0.1
-    """Epochs over which the rate rises to its peak; a tenth of the run, if that falls to zero and is shorter."""
+    """Epochs over which the rate rises to its peak."""
     schedule: str = "linear"
     """After warm-up: "linear" falls to zero at the end; "constant" stays, so that a fraction is a point on a curve."""
     batch_size: int = 0

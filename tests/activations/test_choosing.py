@@ -5,7 +5,7 @@ import pytest
 from test_streamed import stream
 from test_tokens import PAD
 
-from bertvision.activations import Kept, Rows, Store, Stored, Streamed, Tokens, Wanted, choose, write
+from bertvision.activations import Kept, Rows, Stored, Streamed, Tokens, Wanted, choose, write
 from bertvision.errors import BertVisionError
 from bertvision.types import View
 
@@ -86,11 +86,13 @@ def test_a_store_of_other_states_is_refused(tiny, tmp_path):
         choose("store", other, tokens, print)
 
 
-def test_few_stored_states_are_read_into_memory(tiny, tmp_path):
+@pytest.mark.parametrize("mode", ["auto", "store"])
+def test_few_stored_states_are_read_into_memory_unless_a_store_is_asked_for(tiny, tmp_path, mode):
     wanted, tokens = want(tiny, tmp_path, type="float32")
-    kept, streamed = choose("store", wanted, tokens, print), choose("stream", wanted, tokens, print)
-    assert isinstance(kept, Kept) and isinstance(Store(wanted.place).rows, int)
-    for one, other in zip(kept.epoch(0), streamed.epoch(0), strict=True):
+    wanted.store()
+    found, streamed = choose(mode, wanted, tokens, print), choose("stream", wanted, tokens, print)
+    assert isinstance(found, Kept if mode == "auto" else Stored)
+    for one, other in zip(found.epoch(0), streamed.epoch(0), strict=True):
         assert one.rows.tolist() == other.rows.tolist()
         np.testing.assert_allclose(
             (one.inputs * (one.mask > 0)[:, None, :, None]).numpy(),

@@ -126,8 +126,6 @@ def fit(
 def rate(step: int, per_epoch: int, optim: Optim) -> float:
     """Share of the peak learning rate at `step`: rise over the warm-up, then stay or fall to zero."""
     warm, total = optim.warmup * per_epoch, optim.epochs * per_epoch
-    if optim.schedule == "linear":
-        warm = min(warm, total / 10)
     if step + 1 <= warm:
         return (step + 1) / warm
     if optim.schedule == "constant":
