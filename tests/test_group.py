@@ -52,6 +52,8 @@ def both(calm, reviews, tmp_path_factory) -> list[Path]:
         "train_file": str(reviews),
         "backbone": str(calm),
         "fractions": [0.0, STEPS / 18],
+        "through": "adapter:gather=max,size=8",
+        "precision": "float32",  # whose rounding is small enough to compare
         "read_at": [0.0],
         "heads": ["learned", "adapter:gather=max,size=8"],
         "controls": False,  # BERT's own kind of head has dropout
