@@ -1,11 +1,12 @@
 """How much of the machine's matmul peak fine-tuning and extraction use, from text to files.
 
-    python benchmarks/speed.py [--task stsb] [--data-dir GLUE] [--rows 1500] [--repeats 3] [--json FILE]
+    python benchmarks/speed.py [--task stsb] [--data-dir GLUE] [--rows 1500] [--precision auto] [--json FILE]
 
-The peak is the best of matrix products of the encoder's own shapes, large enough to fill the cores, measured before and
-after each stage in the same run. Useful work is what the model's real tokens need: 24 W^2 + 4 T W multiply-adds x 2 for
-each layer and token, three times that for training; padding does not count. Fine-tuning is the whole of `finetune` (a
-fraction is saved, validation is scored after it), dropout on; extraction is the whole of `extract` into a store.
+The peak is the best of matrix products of the encoder's own shapes and precision, large enough to fill the cores,
+measured before and after each stage in the same run. Useful work is what the model's real tokens need: 24 W^2 + 4 T W
+multiply-adds x 2 for each layer and token, three times that for training; padding does not count. Fine-tuning is the
+whole of `finetune` (a fraction is saved, validation is scored after it), dropout on; extraction is the whole of
+`extract` into a store.
 """
 
 import argparse
@@ -20,11 +21,12 @@ import torch
 from bertvision import pipeline
 from bertvision.config import make
 from bertvision.pipeline import Prepared
+from bertvision.runtime import find_precision
 
 
-def peak(seconds: float = 1.0) -> float:
-    """Multiply-adds x 2 a second of a large float32 product, best of a few."""
-    a, b = torch.randn(2048, 1536), torch.randn(1536, 384)
+def peak(precision: str, seconds: float = 1.0) -> float:
+    """Multiply-adds x 2 a second of a large product, best of a few."""
+    a, b = (torch.randn(*shape).to(getattr(torch, precision)) for shape in ((2048, 1536), (1536, 384)))
     best, until = float("inf"), time.perf_counter() + seconds
     while time.perf_counter() < until:
         began = time.perf_counter()
@@ -42,9 +44,10 @@ def work(prepared: Prepared, split: str, width: int, layers: int) -> float:
 def measure(given: argparse.Namespace) -> dict[str, float]:
     """Time both stages once, between two measurements of the peak."""
     found = {"data_dir": given.data_dir} if given.data_dir else {"source": "registry"}
+    found |= {"through": "last", "precision": find_precision(given.precision)}
     experiment = make(task=given.task, limit=given.rows, fractions=[1.0], backbone=given.backbone, **found)
     with tempfile.TemporaryDirectory() as place:
-        peaks = [peak()]
+        peaks = [peak(experiment.precision)]
         began = time.perf_counter()
         prepared = pipeline.prepare(experiment)
         tokenizing = time.perf_counter() - began
@@ -53,12 +56,12 @@ def measure(given: argparse.Namespace) -> dict[str, float]:
         pipeline.bert_run(prepared, point)
         finetuning = time.perf_counter() - began
         loop = tuned.point(1.0)["seconds"]
-        peaks.append(peak())
+        peaks.append(peak(experiment.precision))
         began = time.perf_counter()
         stored = replace(experiment, activations="store", read_at=[1.0], heads=["adapter:gather=max"])
         list(pipeline.extract(stored, Path(place), ["train"]))
         extracting = time.perf_counter() - began
-        peaks.append(peak())
+        peaks.append(peak(experiment.precision))
     width, layers = point.backbone.width, point.backbone.layers - 1
     forward = {split: work(prepared, split, width, layers) for split in ("train", "validation", "dev")}
     return {
@@ -82,6 +85,7 @@ def main() -> None:
     parser.add_argument("--backbone", default="minilm")
     parser.add_argument("--rows", type=int, default=1500)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--precision", default="auto")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     results = []
