@@ -93,22 +93,27 @@ def device() -> torch.device:
 
 
 def find_precision(wanted: str) -> str:
-    """Return the type to compute in; refuse half precision where it only costs time."""
-    if device().type == "cpu":
-        half = ["bfloat16"] if any(torch.cpu.get_capabilities().get(name) for name in _NATIVE) else []
-    else:
-        half = (
-            ["float16"]
-            if device().type == "cuda" and not torch.cuda.is_bf16_supported(False)
-            else ["bfloat16", "float16"]
-        )
-    if wanted == "auto":
-        return "bfloat16" if "bfloat16" in half else "float32"
-    if wanted not in ("float32", *half):
+    """Return the type that "auto" comes to on this machine; any other is what it says."""
+    if wanted != "auto":
+        return wanted
+    return "bfloat16" if "bfloat16" in _halves() else "float32"
+
+
+def require_precision(precision: str) -> None:
+    """Refuse to compute in half precision where it only costs time."""
+    if precision not in ("float32", *_halves()):
         raise BertVisionError(
-            f"This machine has no {wanted} arithmetic, which would only cost time. Use precision auto."
+            f"This machine has no {precision} arithmetic, which would only cost time. Use precision auto."
         )
-    return wanted
+
+
+def _halves() -> list[str]:
+    """The half precisions that this machine computes in natively."""
+    if device().type == "cpu":
+        return ["bfloat16"] if any(torch.cpu.get_capabilities().get(name) for name in _NATIVE) else []
+    if device().type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        return ["float16"]
+    return ["bfloat16", "float16"]
 
 
 def scaler_for(scaled: bool) -> torch.amp.GradScaler:  # pyright: ignore[reportPrivateImportUsage]

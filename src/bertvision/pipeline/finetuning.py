@@ -47,7 +47,7 @@ def finetune(prepared: Prepared, root: Path) -> Tuned:
     experiment = prepared.experiment
     if experiment.given:
         return _adopt(prepared, root)
-    loaded = load_backbone(experiment.backbone, experiment.precision)
+    loaded = load(prepared, experiment.backbone)
     fractions = sorted(set(experiment.fractions))
     optim = replace(prepared.finetune, epochs=max(fractions))
     settings = {
@@ -149,15 +149,21 @@ def _adopt(prepared: Prepared, root: Path) -> Tuned:
     for fraction in tuned.fractions:
         if runtime.first() and not (tuned.backbone(fraction) / "point.json").is_file():
             write_json(place / "settings.json", settings)
-            reader = new_reader(prepared, load_backbone(experiment.backbone_at(fraction), experiment.precision))
+            reader = new_reader(prepared, load(prepared, experiment.backbone_at(fraction)))
             save_point(prepared, tuned, reader, fraction, UNTRAINED)
     runtime.wait()
     return tuned
 
 
+def load(prepared: Prepared, name: str) -> Loaded:
+    """Load a backbone to compute with."""
+    runtime.require_precision(prepared.experiment.precision)
+    return load_backbone(name, prepared.experiment.precision)
+
+
 def new_reader(prepared: Prepared, loaded: Loaded | None = None) -> Reader:
     """Return the backbone with BERT's own head, as fine-tuning begins with them."""
-    loaded = loaded or load_backbone(prepared.experiment.backbone, prepared.experiment.precision)
+    loaded = loaded or load(prepared, prepared.experiment.backbone)
     torch.manual_seed(prepared.experiment.seed)
     head = Last(prepared.shape(loaded.backbone), dropout=loaded.dropout)
     if loaded.last:
@@ -204,7 +210,7 @@ class Point:
 def open_point(prepared: Prepared, tuned: Tuned, fraction: float) -> Point:
     """Load the backbone of a fraction, frozen."""
     directory = tuned.backbone(fraction)
-    loaded = load_backbone(str(directory), prepared.experiment.precision)
+    loaded = load(prepared, str(directory))
     last = Last(prepared.shape(loaded.backbone), dropout=loaded.dropout)
     last.load_state_dict(loaded.last)
     device = runtime.device()

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from bertvision import runtime
 from bertvision.activations import Tokens
-from bertvision.backbones import Backbone, Reader, load_backbone, weights_hash
+from bertvision.backbones import Backbone, Reader, weights_hash
 from bertvision.config import Experiment
 from bertvision.errors import BertVisionError
 from bertvision.files import value_hash, write_json
-from bertvision.pipeline.finetuning import Tuned, descend, new_reader, open_point, save_point
+from bertvision.pipeline.finetuning import Tuned, descend, load, new_reader, open_point, save_point
 from bertvision.pipeline.prepared import Notify, Prepared, fingerprint, prepare
 from bertvision.pipeline.probing import train_heads
 from bertvision.pipeline.scoring import bert_run
@@ -94,7 +94,7 @@ def finetune_together(experiments: Sequence[Experiment], root: Path, notify: Not
     if first.given or len(set(names)) < len(names) or len(names) < 2:
         raise BertVisionError(f"A shared backbone needs two or more different tasks to be fine-tuned on, got {names}.")
     members = [prepare(experiment, notify) for experiment in experiments]
-    loaded = load_backbone(first.backbone, members[0].experiment.precision)
+    loaded = load(members[0], first.backbone)
     fractions = sorted(set(first.fractions))
     optim = replace(members[0].finetune, epochs=max(fractions))
     settings = {
