@@ -18,7 +18,7 @@ from bertvision.config import Optim, make
 from bertvision.heads import HEADS, build_head
 from bertvision.pipeline import Prepared, prepare
 from bertvision.training import fit
-from bertvision.types import Batches
+from bertvision.types import Batches, View
 
 POOLING_AND_ADAPTERS = [
     "mean",
@@ -73,7 +73,8 @@ def main() -> None:
     given = parser.parse_args()
     prepared = prepare(make(task="stsb", source="registry", limit=given.rows, limit_dev=8))
     backbone = load_backbone("minilm").backbone.eval().requires_grad_(False)
-    states = Streamed(backbone, prepared.shuffled(replace(prepared.heads, batch_size=OPTIM.batch_size)))
+    tokens = prepared.shuffled(replace(prepared.heads, batch_size=OPTIM.batch_size))
+    states = Streamed(backbone, tokens, View(layers=tuple(range(backbone.layers))))
     compare("pooling and adapters", prepared, states, POOLING_AND_ADAPTERS, backbone)
     if given.cnn:
         family = [name for name in HEADS if ("cnn" in name or "ception" in name) and "dropout" not in name]

@@ -81,7 +81,7 @@ def estimate(given: argparse.Namespace) -> None:
 
 def measure(given: argparse.Namespace) -> None:
     """Print unit costs of this machine."""
-    device, loaded = runtime.device(), load_backbone(given.backbone)
+    device, loaded = runtime.device(), load_backbone(given.backbone, given.precision)
     backbone = loaded.backbone
     layers, width = backbone.layers - 1, backbone.width
     parameters = sum(p.numel() for n, p in backbone.named_parameters() if "embeddings" not in n)
@@ -93,13 +93,11 @@ def measure(given: argparse.Namespace) -> None:
     work = given.rows * given.length * encoder.forward(given.length)
 
     def forward() -> None:
-        with torch.no_grad(), runtime.autocast(given.precision):
+        with torch.no_grad():
             backbone(inputs, mask)
 
     def train() -> None:
-        with runtime.autocast(given.precision):
-            loss = reader(inputs, mask).float().square().mean()
-        loss.backward()
+        reader(inputs, mask).square().mean().backward()
         reader.zero_grad()
 
     print(f"{given.backbone} on {device}, {given.rows} x {given.length} tokens, {given.precision}:")

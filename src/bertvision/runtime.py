@@ -136,7 +136,7 @@ def optimizer_for(model: nn.Module, learning_rate: float, weight_decay: float) -
 
 
 def give_back() -> None:
-    """Return freed memory to the system: the C library keeps what training took, though heads need a tenth of it."""
+    """Return freed memory to the system: the C library keeps what training took, and heads need less of it."""
     gc.collect()
     with suppress(OSError, AttributeError):  # only glibc has it
         ctypes.CDLL("libc.so.6").malloc_trim(0)
