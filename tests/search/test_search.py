@@ -167,7 +167,7 @@ def test_poor_trials_are_given_up(experiment, tmp_path):
     bench = Bench(made, Space(), [0, 1], tmp_path, quiet)
     bench.make(tmp_path)
     settings = [Setting(head=head, fraction=0.5, learning_rate=1e-4, epochs=4) for head in ("learned", "mean")]
-    high, low, alone = (bench.train(settings, at) for at in ([-math.inf, 101.0], [-math.inf, 0.0], ()))
+    high, low, alone = (bench.train(settings, [at] * 2) for at in ([-math.inf, 101.0], [-math.inf, 0.0], []))
     for given_up, kept, calm in zip(high, low, alone, strict=True):
         assert given_up.pruned and not given_up.grades and given_up.by_epoch == calm.by_epoch[:2]
         assert not kept.pruned and kept.grades == calm.grades and len(kept.grades) == 2

@@ -25,7 +25,7 @@ settings = json.loads(sys.argv[1])
 study.BEAT, study.GRACE, study.POLL = 0.2, 2.0, 0.1
 train, pause, log = trials.Bench.train, settings.pop("pause"), open(settings.pop("log"), "a")
 
-def logged(self, todo, bars=()):
+def logged(self, todo, bars):
     outcomes = train(self, todo, bars)
     time.sleep(pause)
     for each in todo:

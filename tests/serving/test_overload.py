@@ -118,8 +118,9 @@ def test_sigterm_under_load_loses_nobody(answers_result, bodies, tmp_path):
         clients.join()
         before = [sent for sent in found if sent.at < killed - 0.1]
         assert len(before) >= 12 and {sent.status for sent in before} == {200}
-        under_way = [sent for sent in before if sent.at + sent.seconds > killed]
-        assert under_way, "no request was under way when the signal came"
+        # Twelve clients are always waiting; some of their requests had certainly reached the server.
+        under_way = [sent for sent in found if sent.at < killed < sent.at + sent.seconds]
+        assert 200 in {sent.status for sent in under_way}, "no request that was under way was answered"
         assert {sent.status for sent in found if sent.at > killed + 0.1} <= {503, 0}
         # Whatever the server says it answered, a client has received.
         answered = [e for e in process.events if e["event"] == "request" and e["route"] == "/v1/predict"]

@@ -26,7 +26,7 @@ from bertvision.progress import say
 from bertvision.runs import Run, slug
 from bertvision.search import history
 from bertvision.search.space import CANDIDATES, BertSpace, Setting, Space, check, suggest, usual
-from bertvision.search.study import POLL, at_work, bars, best, draw, open_study, others_at_work, tell
+from bertvision.search.study import POLL, at_work, best, draw, open_study, others_at_work, tell
 from bertvision.search.trials import Bench
 
 __all__ = ["BertSpace", "Found", "Setting", "Space", "search"]
@@ -121,10 +121,10 @@ def search(
                 break
             time.sleep(POLL)
             continue
-        with at_work(study, [trial for trial, _ in drawn]):
-            outcomes = train([setting for _, setting in drawn], bars(study))
-            for (trial, setting), outcome in zip(drawn, outcomes, strict=True):
-                tell(study, trial, setting, outcome)
+        with at_work(study, [each.trial for each in drawn]):
+            outcomes = train([each.setting for each in drawn], [each.bars for each in drawn])
+            for each, outcome in zip(drawn, outcomes, strict=True):
+                tell(study, each.trial, each.setting, outcome)
         _report(study, trials, notify)
     with locked(place / "final", wait=True):
         return _finish(study, base, numbers, place, Path(root), notify)

@@ -1,7 +1,8 @@
 """The record of a search, which several processes and machines may share: who tries what, and what came of it.
 
 Trials are drawn a few at a time, and given up by what was known when they were drawn. So a search draws the same
-settings and comes to the same end wherever its trials are trained, one after the other or side by side.
+settings and comes to the same end wherever its trials are trained, one after the other or side by side, and however
+often it is killed.
 """
 
 import re
@@ -10,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Event, Thread
-from typing import Any
+from typing import NamedTuple
 
 import optuna
 from optuna.samplers import TPESampler
@@ -28,6 +29,7 @@ GRACE = 90.0  # seconds without one after which its process is taken for dead
 POLL = 1.0
 STARTUP = 5  # finished trials before any is given up early
 FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)
+BARS = "bars"
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
@@ -51,16 +53,29 @@ def counts(trial: FrozenTrial) -> bool:
     return trial.state != TrialState.FAIL or "failed" in trial.user_attrs
 
 
-def draw(
-    study: optuna.Study, suggest: Callable[[Trial], Setting], *, budget: int, most: int, seed: int
-) -> list[tuple[Trial, Setting]]:
-    """Take up to `most` trials that nobody else has; fewer if that would go beyond the budget."""
+class Drawn(NamedTuple):
+    """A trial to be done."""
+
+    trial: Trial
+    setting: Setting
+    bars: list[float]
+    """Below which it is given up, by what was known when it was first drawn."""
+
+
+def draw(study: optuna.Study, suggest: Callable[[Trial], Setting], *, budget: int, most: int, seed: int) -> list[Drawn]:
+    """Take up to `most` trials that nobody else has; fewer if that would go beyond the budget.
+
+    What was cut off comes first, and new trials only fill up the group it was drawn in: so the next group is drawn, as
+    in an undisturbed search, when all before it are known.
+    """
     take_back(study)
-    drawn: list[tuple[Trial, Setting]] = []
+    drawn: list[Drawn] = []
+    now = bars(study)
     while len(drawn) < most:
         known = study.get_trials(deepcopy=False)
+        taken = sum(map(counts, known))
         waiting = any(trial.state == TrialState.WAITING for trial in known)
-        if not waiting and sum(map(counts, known)) >= budget:
+        if not waiting and (taken >= budget or (drawn and taken % most == 0)):
             break
         trial = study.ask()
         trial.set_user_attr("alive", time.time())
@@ -72,7 +87,9 @@ def draw(
         # search draws what an undisturbed one would. Each parameter is drawn by itself: none is before this line.
         study.sampler = TPESampler(seed=(seed * 1_000_003 + len(earlier)) % 2**32, multivariate=False)
         setting = suggest(trial)
-        drawn.append((trial, setting))
+        if BARS not in trial.user_attrs:
+            trial.set_user_attr(BARS, now)
+        drawn.append(Drawn(trial, setting, trial.user_attrs[BARS]))
     return drawn
 
 
@@ -81,17 +98,17 @@ def take_back(study: optuna.Study) -> None:
     for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
         seen = trial.user_attrs.get("alive") or (trial.datetime_start.timestamp() if trial.datetime_start else 0.0)
         if time.time() - seen > GRACE:
-            give_back(study, trial.number, trial.params)
+            give_back(study, trial)
 
 
-def give_back(study: optuna.Study, number: int, params: dict[str, Any]) -> None:
-    """End a trial that will not be finished, and queue its settings."""
+def give_back(study: optuna.Study, trial: Trial | FrozenTrial) -> None:
+    """End a trial that will not be finished, and queue its settings, if it was drawn to the end."""
     try:
-        study.tell(number, state=TrialState.FAIL)
+        study.tell(trial.number, state=TrialState.FAIL)
     except ValueError:  # another process has ended it: the settings are queued once only
         return
-    if params:
-        study.enqueue_trial(params)
+    if BARS in trial.user_attrs:
+        study.enqueue_trial(trial.params, user_attrs={BARS: trial.user_attrs[BARS]})
 
 
 def others_at_work(study: optuna.Study) -> bool:
@@ -117,7 +134,7 @@ def at_work(study: optuna.Study, trials: Sequence[Trial]) -> Iterator[None]:
         ended.set()
         thread.join()
         for trial in trials:
-            give_back(study, trial.number, trial.params)
+            give_back(study, trial)
         raise
     ended.set()
     thread.join()

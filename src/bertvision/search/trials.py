@@ -27,6 +27,9 @@ from bertvision.search.space import Setting, Space, reach
 from bertvision.training import Grade, fit
 from bertvision.types import Batches, Shape, View
 
+Bars = Sequence[Sequence[float]]
+"""For each trial the scores that it must reach, epoch by epoch; fewer than epochs: no more is asked."""
+
 FAILURES = (BertVisionError, MemoryError, RuntimeError)  # PyTorch's "out of memory" is a RuntimeError
 
 
@@ -128,10 +131,10 @@ class Bench:
         self._seats[key] = _Seat(prepared, point, train, validation)
         return self._seats[key]
 
-    def train(self, settings: Sequence[Setting], bars: Sequence[float] = ()) -> list[Outcome]:
+    def train(self, settings: Sequence[Setting], bars: Bars) -> list[Outcome]:
         """Train every setting with every seed, those that share states in one pass, each as if alone.
 
-        After epoch i of the first seed a trial whose best score so far is below bars[i] is given up.
+        After epoch i of the first seed a trial whose best score so far is below its bars[i] is given up.
         """
         outcomes = [Outcome() for _ in settings]
         for turn, seed in enumerate(self.seeds):
@@ -141,7 +144,7 @@ class Bench:
                 self._attempt(seed, group, outcomes, None if turn else bars)
         return outcomes
 
-    def train_elsewhere(self, settings: Sequence[Setting], bars: Sequence[float] = ()) -> list[Outcome]:
+    def train_elsewhere(self, settings: Sequence[Setting], bars: Bars) -> list[Outcome]:
         """The same on the cluster that was connected, every trial a task."""
         order = Order(
             settings=absolute(self.prepared.experiment).to_dict(),
@@ -149,14 +152,11 @@ class Bench:
             seeds=self.seeds,
             root=str(self.root.absolute()),
             tuned={seed: str(tuned.directory.absolute()) for seed, tuned in self.tuned.items()},
-            bars=list(bars),
         )
-        orders = [(order, setting) for setting in settings]
+        orders = [(order, setting, list(own)) for setting, own in zip(settings, bars, strict=True)]
         return cluster.map_over(train_there, orders, "train trials", lambda reason: Outcome(failed=reason))
 
-    def _attempt(
-        self, seed: int, group: Mapping[int, Setting], outcomes: list[Outcome], bars: Sequence[float] | None
-    ) -> None:
+    def _attempt(self, seed: int, group: Mapping[int, Setting], outcomes: list[Outcome], bars: Bars | None) -> None:
         """Train together; if that fails, each alone, so that only the culprit fails."""
         try:
             work = self._heads if self.space else self._bert
@@ -171,9 +171,7 @@ class Bench:
                     outcomes[i] = Outcome()
                 self._attempt(seed, {i: setting}, outcomes, bars)
 
-    def _heads(
-        self, seed: int, group: Mapping[int, Setting], outcomes: list[Outcome], bars: Sequence[float] | None
-    ) -> None:
+    def _heads(self, seed: int, group: Mapping[int, Setting], outcomes: list[Outcome], bars: Bars | None) -> None:
         fraction = next(iter(group.values())).fraction
         seat = self.seat(seed, fraction)
         view, shape = self._look(seat.point)
@@ -189,8 +187,8 @@ class Bench:
             for name, (score, _) in list(found.items()):
                 outcome = outcomes[int(name)]
                 outcome.by_epoch.append(max([score, *outcome.by_epoch[-1:]]))
-                epoch = len(outcome.by_epoch) - 1
-                if epoch < len(bars) and outcome.by_epoch[-1] < bars[epoch]:
+                epoch, own = len(outcome.by_epoch) - 1, bars[int(name)]
+                if epoch < len(own) and outcome.by_epoch[-1] < own[epoch]:
                     outcome.pruned = True
                     del found[name]
             return found
@@ -212,9 +210,7 @@ class Bench:
                 score, loss = student.grades[student.best_epoch - 1]
                 outcome.grades.append((score, loss))
 
-    def _bert(
-        self, seed: int, group: Mapping[int, Setting], outcomes: list[Outcome], bars: Sequence[float] | None
-    ) -> None:
+    def _bert(self, seed: int, group: Mapping[int, Setting], outcomes: list[Outcome], bars: Bars | None) -> None:
         prepared = self.of(seed)
         for i, setting in group.items():
             began = time.perf_counter()
@@ -246,15 +242,14 @@ class Order:
     seeds: list[int]
     root: str
     tuned: dict[int, str]
-    bars: list[float]
 
 
-def train_there(ordered: tuple[Order, Setting]) -> Outcome:
+def train_there(ordered: tuple[Order, Setting, list[float]]) -> Outcome:
     """Train one trial."""
-    order, setting = ordered
+    order, setting, bars = ordered
     bench = _bench(json.dumps([order.settings, order.space, order.seeds, order.root]))
     bench.tuned = {seed: Tuned(Path(place), []) for seed, place in order.tuned.items()}
-    return bench.train([setting], order.bars)[0]
+    return bench.train([setting], [bars])[0]
 
 
 @lru_cache(maxsize=1)
