@@ -151,8 +151,8 @@ class Regression(nn.Module):
 
 def decide(model: Any, features: np.ndarray) -> np.ndarray:
     """Log-probabilities of a classifier, scores of a regression. (N, F) -> (N, C)"""
-    if hasattr(model, "predict_log_proba"):
-        return np.maximum(model.predict_log_proba(features), -50).astype(np.float32)
+    if hasattr(model, "predict_proba"):
+        return np.log(np.maximum(model.predict_proba(features), 1e-20)).astype(np.float32)
     return model.predict(features).astype(np.float32)[:, None]
 
 
@@ -288,14 +288,18 @@ def bertvision(prepared: Prepared, cell: dict, meter: Meter) -> Outcome:
         with meter.stage("control"):
             only = learn(control)
         batches["dev"] = states(prepared, point, "dev", view, prepared.ordered(prepared.dev), print)
-        models = {"model": student.model, "control": only.model, "bert": Last(shape)}
-        models["bert"] = heads.Select(point.last, [point.backbone.layers - 1])
+        bert = heads.Select(point.last, [point.backbone.layers - 1])
+        models = {"model": student.model, "control": only.model, "bert": bert}
+        if point.beside is not None:
+            models["beside"] = point.beside
         found = {
             name: prepared.predict(models, batches[name], getattr(prepared, name), name)
             for name in ("validation", "dev")
         }
     for each in found.values():
         each["ensemble"] = combine([each["bert"], each["model"]], "mean")
+        if "beside" in each:
+            each["both"] = combine([each["beside"], each["model"]], "mean")
     trainable = sum(p.numel() for p in student.model.parameters())
     kept = 4 * (sum(p.numel() for p in point.backbone.parameters()) + trainable)
     extra = {"best_epoch": student.best_epoch, "head": spec}

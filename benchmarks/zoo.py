@@ -71,7 +71,7 @@ HEAVY_SPANS = [
     "adapter-pooler",
 ]
 CNN_SPANS = [name for name in heads.HEADS if "cnn" in name]
-DEEP_SPANS = [name for name in heads.HEADS if "ception" in name]
+DEEP_SPANS = [name for name in heads.HEADS if "ception" in name and "adapter" in name]  # the others are for sentences
 # Convolutions over the image of a window take up to 50 times as long as the backbone that made it.
 PARTS = {"cnn": {"limit": 300, "limit_dev": 500}, "deep": {"limit": 60, "limit_dev": 200}}
 LIMITS = {"sst2": 10_000}
@@ -286,7 +286,7 @@ def spans(given: argparse.Namespace) -> None:
         states = States(directory=str(given.stores / path.name / (group if group in PARTS else "all")))
         part = PARTS.get(group, {})
         base = make(task="squad2", data_dir=given.data_dir, backbone=str(path), fractions=[0.0], seed=seed, **part)
-        optim = replace(base.train, epochs=given.epochs)
+        optim = replace(base.train, epochs=given.epochs, accumulate=8 if group == "deep" else 1)
         experiment = replace(base, states=states, activations="store", controls=False, train=optim, heads=list(chosen))
         list(pipeline.extract(experiment, given.runs, ["train", "validation", "dev"]))
         return train(experiment, 0.0, given.runs, default)

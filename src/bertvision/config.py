@@ -96,6 +96,8 @@ class Experiment:
     through: str = ""
     """The head that fine-tuning goes through beside BERT's own, so that every layer it reads is tuned for it; "last":
     BERT's own alone, as published; none: the one that suits the kind of task."""
+    frozen: int = 0
+    """How many of the lowest layers, embeddings first, fine-tuning leaves as they are."""
     read_at: list[float] = field(default_factory=list)
     """The fractions at which heads are trained; none: the smallest."""
     heads: list[str] = field(default_factory=list)

@@ -62,6 +62,28 @@ def test_every_parameter_of_a_reader_learns(family, tmp_path):
     assert [name for name, p in reader.named_parameters() if p.grad is None] == []
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_frozen_layers_get_no_gradient_and_all_others_do(family, tmp_path):
+    loaded = load_backbone(str(save_tiny(tmp_path / family, family)))
+    backbone = loaded.backbone
+    most = 1 if family == "albert" else backbone.layers
+    tokens, mask = batch(loaded.tokenizer, TEXTS)
+    before: set[str] = set()
+    for lowest in range(most):  # with all frozen there would be no gradient at all
+        backbone.zero_grad()
+        backbone.requires_grad_(True).freeze(lowest)
+        states = backbone(tokens, mask)
+        states[:, -1].square().sum().backward()
+        frozen = {name for name, p in backbone.named_parameters() if p.grad is None}
+        assert frozen == {name for name, p in backbone.named_parameters() if not p.requires_grad}
+        assert any("embeddings" in name for name in frozen) == bool(lowest)
+        assert len(frozen) > len(before) or not lowest
+        before = frozen
+    for wrong in (-1, most + 1):
+        with pytest.raises(BertVisionError, match=f"0 to {most} layers"):
+            backbone.freeze(wrong)
+
+
 def test_two_heads_on_one_backbone_learn_at_their_own_pace(tiny):
     loaded = load_backbone(str(tiny))
     reader = Reader(loaded.backbone, Last(SENTENCE, dropout=0.0))

@@ -5,12 +5,15 @@ import shutil
 
 import numpy as np
 import pytest
+import torch
 
 import bertvision
 from bertvision import pipeline
+from bertvision.backbones import load_backbone
 from bertvision.config import Experiment, make
 from bertvision.errors import BertVisionError
 from bertvision.files import locked
+from bertvision.heads import build_head
 from bertvision.runs import Run, find_runs
 from bertvision.types import Predictions
 from conftest import squad_json
@@ -66,11 +69,30 @@ def test_fine_tuning_goes_through_a_head(tiny, reviews, tmp_path):
         tuned = pipeline.finetune(prepared, tmp_path)
         found[through] = pipeline.open_point(prepared, tuned, 0.5)
     assert found.pop("").directory == found["last"].directory
+    assert found["last"].beside is None and found["learned:gather=mean"].beside is not None
+    kept = found["adapter:gather=max"].beside
+    assert kept is not None and kept(torch.randn(2, 4, 5, 32), torch.ones(2, 5)).shape == (2, 2)
+    fresh = build_head("adapter:gather=max", kept.shape).read.bias
+    assert not torch.equal(kept.read.bias, fresh)
     assert len({each.directory for each in found.values()}) == len({each.weights for each in found.values()}) == 3
     pairs = make(train_file=str(reviews), backbone=str(tiny), text_pair="text")
     assert pipeline.prepare(pairs, quiet).experiment.through == "adapter:gather=max+compare"
     with pytest.raises(BertVisionError, match="Did you mean 'adapter'"):
         pipeline.prepare(make(train_file=str(reviews), backbone=str(tiny), through="adaptor"), quiet)
+
+
+def test_fine_tuning_leaves_frozen_layers_as_they_are(tiny, reviews, tmp_path):
+    before, found = load_backbone(str(tiny)).backbone.state_dict(), {}
+    for frozen in (0, 1, 3):
+        experiment = make(train_file=str(reviews), backbone=str(tiny), fractions=[0.5], frozen=frozen)
+        prepared = pipeline.prepare(experiment, quiet)
+        point = pipeline.open_point(prepared, pipeline.finetune(prepared, tmp_path), 0.5)
+        after = point.backbone.state_dict()
+        found[frozen] = {name for name in before if torch.equal(before[name], after[name])}
+    assert not any("weight" in name for name in found[0])
+    assert {name for name in found[1] if "weight" in name} == {n for n in before if "embeddings" in n and "weight" in n}
+    assert found[1] < found[3] and any("layer.1." in name for name in found[3])
+    assert not any("layer.2." in name and "weight" in name for name in found[3])
 
 
 def test_it_learns(finished):

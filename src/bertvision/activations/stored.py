@@ -70,6 +70,7 @@ class Stored:
                 batch = self.load(rows)
                 self.waited += time.perf_counter() - began - (self.decoding - decoding)
                 yield batch
+                del batch  # the next may use its memory again
 
     def _beside(self, todo: list[np.ndarray], ahead: int) -> Iterator[Batch]:
         """Load batches in the background."""
@@ -80,6 +81,7 @@ class Stored:
                 batch = next(batches)
                 self.waited += time.perf_counter() - began
                 yield batch
+                del batch
 
     def _announced(self, todo: list[np.ndarray], ahead: int, pool: ThreadPoolExecutor) -> Iterator[np.ndarray]:
         """Yield every batch's rows; the disk, which can work meanwhile, is told of those `ahead`."""

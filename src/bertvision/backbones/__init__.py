@@ -2,6 +2,7 @@
 
 from bertvision.backbones.encoder import Backbone, Joint, Reader
 from bertvision.backbones.loading import (
+    BESIDE,
     OWN_HEAD,
     Loaded,
     Reading,
@@ -15,6 +16,7 @@ from bertvision.backbones.table import BACKBONES, Known
 
 __all__ = [
     "BACKBONES",
+    "BESIDE",
     "OWN_HEAD",
     "Backbone",
     "Joint",

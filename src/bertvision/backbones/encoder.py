@@ -10,6 +10,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from bertvision.backbones.dropout import drop, quicken
+from bertvision.errors import BertVisionError
 
 
 def attend(
@@ -66,6 +67,19 @@ class Backbone(nn.Module):
         with self._autocast(mask):
             output = self.encoder(**tokens, attention_mask=mask > 0)
         return output.last_hidden_state.float().unsqueeze(1)
+
+    def freeze(self, lowest: int) -> None:
+        """Let training leave the lowest layers, counted as `forward` does, as they are: 1 is the embeddings."""
+        blocks = [
+            each
+            for each in self.encoder.modules()
+            if isinstance(each, nn.ModuleList) and len(each) == self.layers - 1  # ALBERT has one block for all layers
+        ]
+        parts = [self.encoder.embeddings, *(blocks[0] if blocks else [])]
+        if not 0 <= lowest <= len(parts):
+            raise BertVisionError(f"Of this backbone 0 to {len(parts)} layers can be frozen, got {lowest}.")
+        for part in parts[:lowest]:
+            part.requires_grad_(False)
 
     def _autocast(self, mask: Tensor) -> AbstractContextManager[Any]:
         if self.precision == "float32":

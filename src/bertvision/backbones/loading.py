@@ -32,6 +32,8 @@ _TANH_HEADS = {"roberta", "xlm-roberta", "camembert", "mpnet"}
 
 OWN_HEAD = "last.safetensors"
 """BERT's own head, beside the encoder it was fine-tuned with."""
+BESIDE = "beside.safetensors"
+"""The head that fine-tuning went through beside BERT's own."""
 
 
 @dataclass(frozen=True, kw_only=True)

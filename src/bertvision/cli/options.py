@@ -19,6 +19,7 @@ FLAGS: dict[str, tuple[str, type, str]] = {
     "backbone": ("backbone", str, "Alias of `bertvision backbones`, Hub name, or directory."),
     "fractions": ("fractions", str, "Epochs of fine-tuning to save and score, e.g. 0,0.3,1."),
     "through": ("through", str, "Head that fine-tuning goes through beside BERT's own; last: BERT's own alone."),
+    "frozen": ("frozen", int, "Lowest layers, embeddings first, that fine-tuning leaves as they are."),
     "at": ("read_at", str, "Fractions at which heads are trained, e.g. 0.3."),
     "heads": ("heads", str, "Heads to train, e.g. 'learned,adapter:size=64,gather=max', 'adapter*' or all."),
     "activations": ("activations", str, "Where hidden states come from: auto, memory, stream or store."),

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from bertvision import runtime
 from bertvision.activations import Streamed, Tokens
-from bertvision.backbones import Backbone, Joint, Loaded, Reader, load_backbone, save_backbone, weights_hash
+from bertvision.backbones import BESIDE, Backbone, Joint, Loaded, Reader, load_backbone, save_backbone, weights_hash
 from bertvision.config import FRACTION, Experiment, Optim
 from bertvision.errors import BertVisionError
-from bertvision.files import locked, read_json, replacing_directory, value_hash, write_json
+from bertvision.files import load_tensors, locked, read_json, replacing_directory, save_tensors, value_hash, write_json
 from bertvision.heads import Last, build_head
 from bertvision.pipeline.prepared import Prepared, fingerprint
 from bertvision.progress import say
@@ -65,6 +65,8 @@ def finetune(prepared: Prepared, root: Path) -> Tuned:
     }
     if experiment.through != "last":
         settings |= {"through": experiment.through, "head_rate": prepared.heads.learning_rate}
+    if experiment.frozen:
+        settings |= {"frozen": experiment.frozen}
     key = value_hash(settings)
     place = Path(root) / slug(prepared.task.name) / slug(Path(experiment.backbone).name) / key
     tuned = Tuned(place, fractions)
@@ -74,16 +76,17 @@ def finetune(prepared: Prepared, root: Path) -> Tuned:
     if runtime.first():
         write_json(place / "settings.json", settings)
     reader = new_reader(prepared, loaded)
-    keep = partial(save_point, prepared, tuned, reader)
+    reader.backbone.freeze(experiment.frozen)
     label = f"fine-tune {prepared.task.name}"
     model, loss = _through(prepared, reader, optim)
+    keep = partial(save_point, prepared, tuned, model)
     descend(model, prepared.shuffled(optim), loss, optim, experiment, missing, keep, place, label)
     del loaded, reader, keep, model
     runtime.give_back()
     return tuned
 
 
-def _through(prepared: Prepared, reader: Reader, optim: Optim) -> tuple[nn.Module, Loss]:
+def _through(prepared: Prepared, reader: Reader, optim: Optim) -> tuple[Reader | Joint, Loss]:
     """Return what is to be trained, BERT alone or with a head beside its own, and its loss."""
     spec, loss = prepared.experiment.through, prepared.task.loss
     if spec == "last":
@@ -171,11 +174,15 @@ def new_reader(prepared: Prepared, loaded: Loaded | None = None) -> Reader:
     return Reader(loaded.backbone, head)
 
 
-def save_point(prepared: Prepared, tuned: Tuned, reader: Reader, fraction: float, record: dict[str, float]) -> None:
+def save_point(
+    prepared: Prepared, tuned: Tuned, model: Reader | Joint, fraction: float, record: dict[str, float]
+) -> None:
     if not runtime.first():
         return
     with replacing_directory(tuned.backbone(fraction)) as directory:
-        save_backbone(directory, reader, prepared.tokenizer)
+        save_backbone(directory, model.reader if isinstance(model, Joint) else model, prepared.tokenizer)
+        if isinstance(model, Joint):
+            save_tensors(directory / BESIDE, model.beside.state_dict())
         write_json(directory / "point.json", {"fraction": fraction, **record})
 
 
@@ -195,6 +202,8 @@ class Point:
     last: Last
     seconds: float
     weights: str
+    beside: nn.Module | None = None
+    """The head that fine-tuning went through beside BERT's own, as it was then."""
 
     def stream(self, tokens: Tokens, view: View) -> Streamed:
         """Its hidden states over `tokens`."""
@@ -216,4 +225,10 @@ def open_point(prepared: Prepared, tuned: Tuned, fraction: float) -> Point:
     device = runtime.device()
     backbone = loaded.backbone.to(device).eval().requires_grad_(False)
     seconds = tuned.point(fraction)["seconds"]
-    return Point(fraction, directory.parent, backbone, last.to(device).eval(), seconds, weights_hash(backbone))
+    beside = None
+    if (directory / BESIDE).is_file():
+        beside = build_head(prepared.experiment.through, prepared.shape(backbone))
+        beside.load_state_dict(load_tensors(directory / BESIDE, "head")[0])
+        beside = beside.to(device).eval()
+    last = last.to(device).eval()
+    return Point(fraction, directory.parent, backbone, last, seconds, weights_hash(backbone), beside)

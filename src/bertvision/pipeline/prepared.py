@@ -19,7 +19,7 @@ from bertvision.training import predict
 from bertvision.types import Batches, Features, Predictions, Shape
 
 EVAL_ROWS = 64
-EVAL_TOKENS = 8192  # with padding
+EVAL_TOKENS = 4096  # with padding; more is no faster and takes more memory
 EVAL_BYTES = 128 * 1024**2  # of all layers at once; several batches are under way when they are stored
 
 Notify = Callable[[str], None]

@@ -13,6 +13,7 @@ from torch import Tensor
 from bertvision.errors import BertVisionError
 from bertvision.sources import PACKAGES
 from bertvision.tasks.base import Data, Example, Request, Task, check_answers, rows_in_order
+from bertvision.tasks.encoding import encode_texts
 from bertvision.tasks.loading import check_rows, find_directory, hub_tables, load_data
 from bertvision.tasks.metrics import METRICS
 from bertvision.tasks.origins import Hub, Local, Own, Registry, as_number, label_name, row_ids
@@ -20,7 +21,6 @@ from bertvision.tasks.reading import Table, read_table
 from bertvision.tasks.splitting import count_of, draw, quantile_bins, strata_of
 from bertvision.types import Features, Predictions
 
-CHUNK = 1000
 MISMATCHED = "mismatched"
 
 
@@ -231,34 +231,7 @@ class TextTask(Task):
 
     def encode(self, examples: Sequence[Example], tokenizer: Any, max_tokens: int) -> Features:
         """Tokenize, cutting the longer text of a pair first."""
-        names: list[str] = []
-        parts: dict[str, list[np.ndarray]] = {}
-        lengths: list[int] = []
-        seconds: list[int] = []
-        for first in range(0, len(examples), CHUNK):
-            chunk = examples[first : first + CHUNK]
-            columns = [list(column) for column in zip(*(example.texts for example in chunk), strict=True)]
-            encoded = tokenizer(
-                *columns, truncation="longest_first", max_length=max_tokens, padding=False, verbose=False
-            )
-            names = names or [
-                name for name in tokenizer.model_input_names if name in encoded and name != "attention_mask"
-            ]
-            for name in names:
-                flat = [token for row in encoded[name] for token in row]
-                parts.setdefault(name, []).append(np.array(flat, dtype=np.int32))
-            lengths += [len(row) for row in encoded["input_ids"]]
-            if len(columns) == 2:
-                seconds += [encoded.sequence_ids(row).index(1) for row in range(len(chunk))]
-        labels = [example.label or 0 for example in examples]  # unlabelled examples are only predicted
-        return Features(
-            ids=[example.id for example in examples],
-            tokens={name: np.concatenate(arrays) for name, arrays in parts.items()},
-            offsets=np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]),
-            labels=np.array(labels, dtype=np.int64 if self.classes else np.float32),
-            origins=[example.id for example in examples],
-            seconds=np.array(seconds, dtype=np.int64) if seconds else None,
-        )
+        return encode_texts(examples, tokenizer, max_tokens, np.int64 if self.classes else np.float32)
 
     def loss(self, logits: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
         """Return cross-entropy, or for scores the squared error. logits (B, C), labels (B,)"""

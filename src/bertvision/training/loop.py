@@ -115,6 +115,7 @@ def fit(
                     saved_at = time.monotonic()
                     save_cost = saved_at - began
                     progress["saving_seconds"] += save_cost
+                del batch  # so that its memory can be used again for the next
                 clock = time.perf_counter()
     for student in students.values():
         if student.best:

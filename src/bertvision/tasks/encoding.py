@@ -1,0 +1,39 @@
+"""Texts and pairs of texts -> tokens."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from bertvision.tasks.base import Example
+from bertvision.types import Features
+
+CHUNK = 1000
+
+
+def encode_texts(examples: Sequence[Example], tokenizer: Any, max_tokens: int, label_type: type) -> Features:
+    """Tokenize, cutting the longer text of a pair first."""
+    names: list[str] = []
+    parts: dict[str, list[np.ndarray]] = {}
+    lengths: list[int] = []
+    seconds: list[int] = []
+    for first in range(0, len(examples), CHUNK):
+        chunk = examples[first : first + CHUNK]
+        columns = [list(column) for column in zip(*(example.texts for example in chunk), strict=True)]
+        encoded = tokenizer(*columns, truncation="longest_first", max_length=max_tokens, padding=False, verbose=False)
+        names = names or [name for name in tokenizer.model_input_names if name in encoded and name != "attention_mask"]
+        for name in names:
+            flat = [token for row in encoded[name] for token in row]
+            parts.setdefault(name, []).append(np.array(flat, dtype=np.int32))
+        lengths += [len(row) for row in encoded["input_ids"]]
+        if len(columns) == 2:
+            seconds += [encoded.sequence_ids(row).index(1) for row in range(len(chunk))]
+    labels = [example.label or 0 for example in examples]  # unlabelled examples are only predicted
+    return Features(
+        ids=[example.id for example in examples],
+        tokens={name: np.concatenate(arrays) for name, arrays in parts.items()},
+        offsets=np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]),
+        labels=np.array(labels, dtype=label_type),
+        origins=[example.id for example in examples],
+        seconds=np.array(seconds, dtype=np.int64) if seconds else None,
+    )
