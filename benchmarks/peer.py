@@ -359,19 +359,20 @@ def main() -> None:
         prepared = pipeline.prepare(settings(given.cell, given))
     outcome = METHODS[given.cell["method"]](prepared, given.cell, meter)
     task, split = prepared.task, prepared.dev
-    scores, outcomes = {}, []
+    scores = {}
     validation = outcome.predict("validation")
     for name, predictions in outcome.predict("dev").items():
         chosen = task.tune(validation[name], prepared.validation.features, prepared.validation.examples)
         outcomes = task.outcomes(task.answers(predictions, split.features, chosen), split.examples)
         scores[name] = task.summarize(outcomes) | {"outcomes": np.float32(outcomes).round(4).tolist()}
+        scores[name]["grade"] = list(grade(prepared, prepared.validation, validation[name]))
     found = (
         given.cell
         | {
             "alone": given.alone,
             "primary": task.primary,
             "score": scores["model"][task.primary],
-            "grade": list(grade(prepared, prepared.validation, validation["model"])),
+            "grade": scores["model"]["grade"],
             "scores": scores,
             "seconds": meter.seconds,
             "total": sum(seconds for name, seconds in meter.seconds.items() if name != "control"),

@@ -170,7 +170,9 @@ def rows(given: argparse.Namespace) -> list[dict[str, Any]]:
                             "low": low,
                             "high": high,
                             "seeds": len(results),
-                            "validation": float(np.mean([result["grade"][0] for result in results])),
+                            "validation": float(
+                                np.mean([r["scores"][variant].get("grade", r["grade"])[0] for r in results])
+                            ),
                             "seconds": _seconds(first, variant),
                             "stages": first["seconds"],
                             "alone": first["alone"],

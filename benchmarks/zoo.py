@@ -103,8 +103,12 @@ def train(experiment: Experiment, fraction: float, root: Path, default: str) -> 
 
 
 def default_of(task: str) -> str:
-    """The head that a task gets unless told otherwise."""
-    return heads.canonical(heads.DEFAULTS[TASKS[task].kind][-1])
+    """The head that a task gets unless told otherwise, one copy of it: the others have one, too."""
+    name, options = heads.parse(heads.DEFAULTS[TASKS[task].kind][-1])
+    options.pop("copies", None)
+    return heads.canonical(
+        f"{name}:" + ",".join(f"{key}={value}" for key, value in options.items()) if options else name
+    )
 
 
 def row_name(spec: str, default: str) -> str:
@@ -203,7 +207,8 @@ def sentences(given: argparse.Namespace) -> None:
             controls=False,
         )
         if stage != "decayed":
-            return train(replace(base, heads=specs(stage, default)), fraction, given.runs, default)
+            optim = replace(base.train, learning_rate=1e-3, epochs=5.0)
+            return train(replace(base, heads=specs(stage, default), train=optim), fraction, given.runs, default)
         decayed = replace(
             base, fractions=[fraction], finetune=Optim(schedule="linear", warmup=0.1 * fraction), heads=[]
         )

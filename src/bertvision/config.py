@@ -25,7 +25,7 @@ class Optim:
     """How to descend: AdamW."""
 
     learning_rate: float = 0.0
-    """Peak rate; 0: what suits the backbone or the task."""
+    """Peak rate; 0: what suits the backbone, the task, or its heads."""
     epochs: float = 5.0
     warmup: float = 0.1
     """Epochs over which the rate rises to its peak."""
@@ -119,7 +119,7 @@ class Experiment:
     """Of the backbone's products: "auto" is bfloat16 where the machine computes in it natively, else float32."""
     data: Dataset = Dataset()
     finetune: Optim = Optim(schedule="constant")
-    train: Optim = Optim(learning_rate=1e-3, patience=2, batch_size=32)
+    train: Optim = Optim(epochs=3.0, patience=2, batch_size=32)
 
     @property
     def given(self) -> bool:

@@ -92,7 +92,7 @@ def test_two_heads_on_one_backbone_learn_at_their_own_pace(tiny):
     both = joint(tokens, mask)
     torch.testing.assert_close(both[0], reader(tokens, mask))
     torch.testing.assert_close(both[1], joint.beside(loaded.backbone(tokens, mask), mask))
-    both.square().sum().backward()
+    (both[0].square().sum() + both[1].square().sum()).backward()
     assert [name for name, p in joint.named_parameters() if p.grad is None] == []
     paces = {id(p): group["pace"] for group in optimizer_for(joint, 1e-4, 0.01).param_groups for p in group["params"]}
     assert {paces[id(p)] for p in joint.beside.parameters()} == {10.0}

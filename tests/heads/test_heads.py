@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from bertvision.errors import BertVisionError
-from bertvision.heads import GATHERS, HEADS, canonical, count, expand, last_layer_only, parse, select_layers
+from bertvision.heads import GATHERS, HEADS, build_head, canonical, count, expand, last_layer_only, parse, select_layers
 from bertvision.types import Shape
 
 BERT_LARGE = 335_141_888
@@ -119,6 +119,8 @@ def test_layer_selection(text, expected):
         ("adapter:layers=9", "do not exist"),
         ("adapter:layers=first", "not understood"),
         ("learned:pooled=true", "pooled"),
+        ("adapter:copies=0", "copies from 1 to"),
+        ("adapter:copies=1000000", "copies from 1 to"),
     ],
 )
 def test_mistakes_get_a_sentence(spec, words):
@@ -140,3 +142,14 @@ def test_comparing_tells_two_texts_apart_and_leaves_one_alone():
     assert not found[2].any()
     found.sum().backward()
     assert x.grad is not None and x.grad.isfinite().all() and not x.grad[2].any()
+
+
+def test_copies_begin_apart_and_their_mean_answers():
+    shape = Shape(layers=4, tokens=8, width=8, outputs=3, per_token=False)
+    torch.manual_seed(0)
+    head = build_head("adapter:copies=3,gather=max,layers=last2,size=4", shape)
+    hidden, mask = torch.randn(5, 4, 6, 8), torch.ones(5, 6)
+    each = head.train()(hidden, mask)
+    assert len(each) == 3 and not torch.equal(each[0], each[1])
+    torch.testing.assert_close(head.eval()(hidden, mask), (each[0] + each[1] + each[2]) / 3)
+    assert count("adapter:copies=3,size=4", shape)[0] == 3 * count("adapter:size=4", shape)[0]

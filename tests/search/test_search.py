@@ -13,7 +13,7 @@ from bertvision.config import make
 from bertvision.errors import BertVisionError
 from bertvision.pipeline import prepare
 from bertvision.search import Setting, Space, search
-from bertvision.search.space import BertSpace, check, usual
+from bertvision.search.space import CANDIDATES, BertSpace, check, usual
 from bertvision.search.study import bars
 from bertvision.search.trials import Bench
 
@@ -229,23 +229,26 @@ def test_mistakes_get_a_sentence_and_cost_no_fine_tuning(experiment, tmp_path, c
 def test_the_default_is_tried_first(experiment, tmp_path):
     found = search(experiment, trials=1, root=tmp_path, notify=quiet)
     assert found.setting == Setting(
-        head="adapter:dropout=0.0,gather=max,layers=all,size=64", fraction=0.5, learning_rate=1e-3, epochs=5
+        head="adapter:copies=3,dropout=0.0,gather=max,layers=all,size=64", fraction=0.5, learning_rate=2e-3, epochs=3
     )
 
 
 def test_what_is_usual_is_told_by_kind_if_the_space_has_it():
-    def told(kind, space, heads=("learned", "adapter", "adapter-skip")):
+    def told(kind, space, heads=CANDIDATES):
         experiment = replace(make(), heads=list(heads), read_at=[0.3])
         known = {"usual_rate": 1e-4, "kind": kind}
         return usual(check(space, **known), experiment, **known)
 
-    common = {"learning_rate": 1e-3, "epochs": 5, "fraction": 0.3, "size": 64, "layers": "all", "dropout": 0.0}
-    assert told("pair", Space()) == common | {"head": "adapter", "gather": "max+compare"}
-    assert told("text", Space()) == common | {"head": "adapter", "gather": "max"}
-    assert told("span", Space()) == common | {"head": "adapter-skip"}
-    fixed = told("text", Space(), ["adapter:gather=cls", "adapter:size=64"])
-    assert fixed["head"] == "adapter:size=64" and "size" not in fixed
+    common = {"learning_rate": 2e-3, "epochs": 3, "fraction": 0.3, "size": 64, "layers": "all", "dropout": 0.0}
+    assert told("pair", Space()) == common | {"head": "adapter:copies=3", "gather": "max+compare"}
+    assert told("text", Space()) == common | {"head": "adapter:copies=3", "gather": "max"}
+    assert told("span", Space()) == common | {"head": "adapter-skip", "learning_rate": 1e-3}
+    fixed = told("text", Space(), ["adapter:copies=3,gather=cls", "adapter:copies=3,size=64"])
+    assert fixed["head"] == "adapter:copies=3,size=64" and "size" not in fixed
     assert told("bert", BertSpace()) == {"learning_rate": 1e-4, "epochs": 1}
-    for lacking in (Space(size=[8]), Space(learning_rate=[2e-3, 3e-3]), Space(epochs=[6, 7]), Space(gather=["cls"])):
+    for lacking in (Space(size=[8]), Space(learning_rate=[3e-3, 4e-3]), Space(epochs=[6, 7]), Space(gather=["cls"])):
         assert told("pair", lacking) == {}
-    assert told("pair", Space(), ["learned"]) == {} and told("bert", BertSpace(learning_rate=[1e-5, 2e-5])) == {}
+    assert (
+        told("pair", Space(), ["learned", "adapter"]) == {}
+        and told("bert", BertSpace(learning_rate=[1e-5, 2e-5])) == {}
+    )

@@ -9,6 +9,7 @@ from torch import nn
 
 from bertvision.config import Optim
 from bertvision.errors import BertVisionError
+from bertvision.heads.copies import Copies
 from bertvision.training import fit, loop, predict, rate
 from bertvision.types import Batch
 
@@ -159,6 +160,16 @@ def test_each_in_a_chorus_trains_as_if_alone():
         alone = fit({name: build()}, states, loss, {name: optims[name]}, validate=grades(states), seed=5)[name]
         assert torch.equal(weights(together[name].model), weights(alone.model))
         assert together[name].grades == alone.grades and together[name].best_epoch == alone.best_epoch
+
+
+def test_a_model_that_answers_several_times_learns_from_each_answer():
+    optim = Optim(learning_rate=1e-2, epochs=2, clip=0.0)
+    copies = Copies([Probe(seed=1), Probe(seed=2)])
+    fit({"a": copies}, States(), loss, {"a": optim})
+    for seed, copy in zip((1, 2), copies.copies, strict=True):
+        alone = Probe(seed=seed)
+        fit({"a": alone}, States(), loss, {"a": optim})
+        torch.testing.assert_close(weights(copy), weights(alone), atol=1e-4, rtol=1e-3)
 
 
 def test_best_epoch_is_kept():

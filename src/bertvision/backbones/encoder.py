@@ -110,10 +110,10 @@ class Joint(nn.Module):
         self.beside = beside
         self.pace = pace
 
-    def forward(self, tokens: dict[str, Tensor], mask: Tensor) -> Tensor:
-        """Tokens -> logits of both. -> (2, B, ...)"""
+    def forward(self, tokens: dict[str, Tensor], mask: Tensor) -> list[Tensor]:
+        """Tokens -> logits of each."""
         hidden = self.reader.backbone(tokens, mask)
-        return torch.stack([self.reader.head(hidden, mask), self.beside(hidden, mask)])
+        return [self.reader.head(hidden, mask), self.beside(hidden, mask)]
 
     def paces(self) -> list[tuple[nn.Module, float]]:
         """How fast each part learns."""

@@ -15,6 +15,7 @@ from bertvision.errors import BertVisionError, lookup
 from bertvision.heads.adapters import Adapter
 from bertvision.heads.attention import LayerAttention
 from bertvision.heads.cnn import cnn_1xn, cnn_nxn
+from bertvision.heads.copies import Copies
 from bertvision.heads.gathers import GATHERS
 from bertvision.heads.head import Head, Last, Select
 from bertvision.heads.inception import inception
@@ -110,13 +111,18 @@ HEADS: dict[str, Row] = {
 
 DEFAULTS = {
     "span": ["learned", "adapter-skip"],
-    "pair": ["learned", "adapter:gather=max+compare"],
-    "text": ["learned", "adapter:gather=max"],
+    "pair": ["learned", "adapter:copies=3,gather=max+compare"],
+    "text": ["learned", "adapter:copies=3,gather=max"],
 }
-"""The heads trained when none are named, by the task's kind."""
+"""The heads trained when none are named, by the task's kind (docs/decisions/0020)."""
+
+RATES = {"span": 1e-3, "pair": 2e-3, "text": 2e-3}
+"""The learning rate of heads, when none is given."""
 
 THROUGH = {"span": "last", "pair": "adapter:gather=max+compare", "text": "last"}
 """The head that fine-tuning goes through beside BERT's own, when none is named (docs/decisions/0019)."""
+
+MOST_COPIES = 100  # a misspelt number should not fill the memory
 
 COMMON = {"gather": "cls", "dropout": 0.0}
 """What every head but `last` takes beside its own options."""
@@ -136,6 +142,8 @@ def parse(spec: str) -> tuple[str, dict[str, Any]]:
         raise BertVisionError(f"Head {spec!r} is not of the form name:option=value,option=value.")
     if options.get("size", 1) < (0 if name == "adapter-pooler" else 1) or not 0 <= options.get("dropout", 0) < 1:
         raise BertVisionError(f"Head {spec!r} needs size >= 1 and dropout from 0 to less than 1.")
+    if not 1 <= options.get("copies", 1) <= MOST_COPIES:
+        raise BertVisionError(f"Head {spec!r} needs copies from 1 to {MOST_COPIES}.")
     for gather in options.get("gather", "cls").split("+"):
         lookup(GATHERS, gather, "gather")
     return name.strip(), options
@@ -148,7 +156,7 @@ def options_of(name: str) -> dict[str, Any]:
     if any(p.kind is Parameter.VAR_KEYWORD for p in parameters.values()):
         known.pop("o", None)
         known |= COMMON
-    return known | {"layers": "all", "pooled": False}
+    return known | {"layers": "all", "pooled": False, "copies": 1}
 
 
 def _convert(text: str, default: Any, key: str) -> Any:
@@ -197,7 +205,7 @@ def last_layer_only(spec: str) -> str:
 def build_head(spec: str, shape: Shape) -> nn.Module:
     """Build the head that `spec` names, sized for `shape`."""
     name, options = parse(spec)
-    pooled, layers = options.pop("pooled", False), options.pop("layers", "all")
+    pooled, layers, copies = options.pop("pooled", False), options.pop("layers", "all"), options.pop("copies", 1)
     if pooled and not shape.pooled:
         raise BertVisionError(f"Head {spec!r} wants BERT's pooled [CLS], which exists for sentence tasks only.")
     available = shape.layers - shape.pooled
@@ -205,7 +213,8 @@ def build_head(spec: str, shape: Shape) -> nn.Module:
     if pooled:
         chosen = [*chosen, available]
     seen = replace(shape, layers=len(chosen), pooled=pooled)
-    head = HEADS[name].build(seen, **options)
+    made = [HEADS[name].build(seen, **options) for _ in range(copies)]
+    head = made[0] if copies == 1 else Copies(made)
     return head if chosen == list(range(shape.layers)) else Select(head, chosen)
 
 

@@ -78,22 +78,21 @@ def finetune(prepared: Prepared, root: Path) -> Tuned:
     reader = new_reader(prepared, loaded)
     reader.backbone.freeze(experiment.frozen)
     label = f"fine-tune {prepared.task.name}"
-    model, loss = _through(prepared, reader, optim)
+    model = _through(prepared, reader, optim)
     keep = partial(save_point, prepared, tuned, model)
-    descend(model, prepared.shuffled(optim), loss, optim, experiment, missing, keep, place, label)
+    descend(model, prepared.shuffled(optim), prepared.task.loss, optim, experiment, missing, keep, place, label)
     del loaded, reader, keep, model
     runtime.give_back()
     return tuned
 
 
-def _through(prepared: Prepared, reader: Reader, optim: Optim) -> tuple[Reader | Joint, Loss]:
-    """Return what is to be trained, BERT alone or with a head beside its own, and its loss."""
-    spec, loss = prepared.experiment.through, prepared.task.loss
+def _through(prepared: Prepared, reader: Reader, optim: Optim) -> Reader | Joint:
+    """Return what is to be trained: BERT alone, or with a head beside its own."""
+    spec = prepared.experiment.through
     if spec == "last":
-        return reader, loss
+        return reader
     beside = build_head(spec, prepared.shape(reader.backbone))
-    joint = Joint(reader, beside, prepared.heads.learning_rate / optim.learning_rate)
-    return joint, lambda both, *rest: (loss(both[0], *rest) + loss(both[1], *rest)) / 2
+    return Joint(reader, beside, prepared.heads.learning_rate / optim.learning_rate)
 
 
 def descend(

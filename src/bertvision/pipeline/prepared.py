@@ -145,9 +145,10 @@ def prepare(experiment: Experiment, notify: Notify = say) -> Prepared:
     if wanted.max_tokens > max_tokens:
         notify(f"{experiment.backbone} reads {max_tokens} tokens at most; longer inputs are cut there.")
     finetune, head = experiment.finetune, experiment.train
-    rate = finetune.learning_rate or reading.learning_rate or task.learning_rate
-    finetune = replace(finetune, learning_rate=rate, batch_size=finetune.batch_size or task.batch_size)
-    head = replace(head, learning_rate=head.learning_rate or 1e-3, batch_size=head.batch_size or task.batch_size)
+    own = finetune.learning_rate or reading.learning_rate or task.learning_rate
+    finetune = replace(finetune, learning_rate=own, batch_size=finetune.batch_size or task.batch_size)
+    rate = head.learning_rate or heads.RATES[task.kind]
+    head = replace(head, learning_rate=rate, batch_size=head.batch_size or task.batch_size)
     splits = [Split(rows, task.encode(rows, reading.tokenizer, max_tokens)) for rows in (train, validation, dev)]
     return Prepared(
         experiment=experiment,

@@ -141,7 +141,7 @@ def begin_from(head: nn.Module, start: Run, task: Mapping[str, Any]) -> list[str
     taken = {
         key: value
         for key, value in found.items()
-        if key in own and value.shape == own[key].shape and (same or not key.removeprefix("head.").startswith("read."))
+        if key in own and value.shape == own[key].shape and (same or "read" not in key.split("."))
     }
     head.load_state_dict(own | taken)
     return [key for key in own if key not in taken]

@@ -11,7 +11,7 @@ from bertvision import heads
 from bertvision.config import Experiment
 from bertvision.errors import BertVisionError
 
-CANDIDATES = ["learned", "adapter", "adapter-skip"]
+CANDIDATES = ["learned", "adapter", "adapter:copies=3", "adapter-skip"]
 """The heads tried when none are named."""
 OPTIONS = ("size", "gather", "layers", "dropout")
 GATHERS = {"pair": ["cls", "mean", "max", "max+compare"]}
@@ -103,13 +103,13 @@ def usual(space: Space | BertSpace, experiment: Experiment, *, usual_rate: float
         return found if space.learning_rate[0] <= usual_rate <= space.learning_rate[1] else {}
     name, given = heads.parse(heads.DEFAULTS[kind][-1])
     options = heads.options_of(name) | given
-    rate, epochs = experiment.train.learning_rate, int(experiment.train.epochs)
+    rate, epochs = experiment.train.learning_rate or heads.RATES[kind], int(experiment.train.epochs)
     for spec in experiment.heads:
         tried, fixed = heads.parse(spec)
         opened = {option: options[option] for option in _open(spec, kind == "span")} if tried == name else {}
         if (
             tried == name
-            and all(options[option] == value for option, value in fixed.items())
+            and all(options[o] == value for o, value in (heads.options_of(tried) | fixed).items() if o not in opened)
             and all(value in getattr(space, option) for option, value in opened.items())
             and space.learning_rate[0] <= rate <= space.learning_rate[1]
             and space.epochs[0] <= epochs <= space.epochs[1]

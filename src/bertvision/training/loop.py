@@ -142,8 +142,7 @@ def _step(student: Student, batch: Batch, loss: Loss, step: int, per_epoch: int)
     total = 0.0
     for piece in _pieces(batch, student.optim.accumulate):
         share = len(piece.labels) / len(batch.labels)
-        logits = student.model(piece.inputs, piece.mask)
-        value = loss(logits.float(), piece.labels, piece.mask) * share
+        value = _mean_loss(loss, student.model(piece.inputs, piece.mask), piece) * share
         student.scaler.scale(value).backward()
         total += float(value.detach())
     total = runtime.average(student.model, student.optimizer, len(batch.labels), total)
@@ -160,6 +159,13 @@ def _step(student: Student, batch: Batch, loss: Loss, step: int, per_epoch: int)
     student.running += total
     student.count += 1
     return total
+
+
+def _mean_loss(loss: Loss, logits: Tensor | list[Any], batch: Batch) -> Tensor:
+    """The loss of a model's answer; where it has several, their mean, so that none leans on the others."""
+    if isinstance(logits, list):
+        return torch.stack([_mean_loss(loss, each, batch) for each in logits]).mean()
+    return loss(logits.float(), batch.labels, batch.mask)
 
 
 def _pieces(batch: Batch, pieces: int) -> list[Batch]:
