@@ -103,9 +103,9 @@ def train(experiment: Experiment, fraction: float, root: Path, default: str) -> 
 
 
 def default_of(task: str) -> str:
-    """The head that a task gets unless told otherwise, one copy of it: the others have one, too."""
+    """The head that a task gets unless told otherwise; one copy of the usual size, as the others have."""
     name, options = heads.parse(heads.DEFAULTS[TASKS[task].kind][-1])
-    options.pop("copies", None)
+    options = {key: value for key, value in options.items() if key not in ("copies", "size")}
     return heads.canonical(
         f"{name}:" + ",".join(f"{key}={value}" for key, value in options.items()) if options else name
     )

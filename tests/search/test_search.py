@@ -229,7 +229,7 @@ def test_mistakes_get_a_sentence_and_cost_no_fine_tuning(experiment, tmp_path, c
 def test_the_default_is_tried_first(experiment, tmp_path):
     found = search(experiment, trials=1, root=tmp_path, notify=quiet)
     assert found.setting == Setting(
-        head="adapter:copies=3,dropout=0.0,gather=max,layers=all,size=64", fraction=0.5, learning_rate=2e-3, epochs=3
+        head="adapter:copies=3,dropout=0.0,gather=max,layers=all,size=32", fraction=0.5, learning_rate=2e-3, epochs=3
     )
 
 
@@ -239,12 +239,12 @@ def test_what_is_usual_is_told_by_kind_if_the_space_has_it():
         known = {"usual_rate": 1e-4, "kind": kind}
         return usual(check(space, **known), experiment, **known)
 
-    common = {"learning_rate": 2e-3, "epochs": 3, "fraction": 0.3, "size": 64, "layers": "all", "dropout": 0.0}
+    common = {"learning_rate": 2e-3, "epochs": 3, "fraction": 0.3, "size": 32, "layers": "all", "dropout": 0.0}
     assert told("pair", Space()) == common | {"head": "adapter:copies=3", "gather": "max+compare"}
     assert told("text", Space()) == common | {"head": "adapter:copies=3", "gather": "max"}
-    assert told("span", Space()) == common | {"head": "adapter-skip", "learning_rate": 1e-3}
-    fixed = told("text", Space(), ["adapter:copies=3,gather=cls", "adapter:copies=3,size=64"])
-    assert fixed["head"] == "adapter:copies=3,size=64" and "size" not in fixed
+    assert told("span", Space()) == common | {"head": "adapter-skip", "size": 64, "learning_rate": 1e-3}
+    fixed = told("text", Space(), ["adapter:copies=3,gather=cls", "adapter:copies=3,size=32"])
+    assert fixed["head"] == "adapter:copies=3,size=32" and "size" not in fixed
     assert told("bert", BertSpace()) == {"learning_rate": 1e-4, "epochs": 1}
     for lacking in (Space(size=[8]), Space(learning_rate=[3e-3, 4e-3]), Space(epochs=[6, 7]), Space(gather=["cls"])):
         assert told("pair", lacking) == {}

@@ -111,8 +111,8 @@ HEADS: dict[str, Row] = {
 
 DEFAULTS = {
     "span": ["learned", "adapter-skip"],
-    "pair": ["learned", "adapter:copies=3,gather=max+compare"],
-    "text": ["learned", "adapter:copies=3,gather=max"],
+    "pair": ["learned", "adapter:copies=3,gather=max+compare,size=32"],
+    "text": ["learned", "adapter:copies=3,gather=max,size=32"],
 }
 """The heads trained when none are named, by the task's kind (docs/decisions/0020)."""
 
