@@ -420,11 +420,12 @@ def test_a_head_carried_to_a_later_checkpoint(finished, tiny, reviews):
     result, root, _ = finished
     prepared = pipeline.prepare(make(train_file=str(reviews), backbone=str(tiny), **FAST))
     tuned = pipeline.finetune(prepared, root)
-    for name in ("learned", "adapter:gather=max,layers=last,size=8"):
-        trained = next(run for run in result.runs if run.name == name)
-        here = pipeline.carry(prepared, trained, pipeline.open_point(prepared, tuned, 0.5))
+    names = ("learned", "adapter:gather=max,layers=last,size=8")
+    each = [next(run for run in result.runs if run.name == name) for name in names]
+    early = pipeline.carry(prepared, each, pipeline.open_point(prepared, tuned, 0.5))
+    late = pipeline.carry(prepared, each, pipeline.open_point(prepared, tuned, 1.0))
+    for trained, here, later in zip(each, early, late, strict=True):
         np.testing.assert_allclose(here.predictions().logits, trained.predictions().logits, atol=1e-5)
-        later = pipeline.carry(prepared, trained, pipeline.open_point(prepared, tuned, 1.0))
         assert later.kind == "carried" and later.experiment["fraction"] == 1.0
         assert later.metrics["carried_from"] == 0.5
         assert not np.array_equal(later.predictions().logits, trained.predictions().logits)

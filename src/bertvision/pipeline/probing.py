@@ -115,23 +115,31 @@ def _train(
     resume.unlink(missing_ok=True)
 
 
-def carry(prepared: Prepared, run: Run, point: Point, notify: Notify = say) -> Run:
-    """Score a trained head on the states of another point; thresholds and the like are chosen there anew."""
-    place = point.directory / f"{slug(run.name)}-carried-{value_hash([run.directory.name, fingerprint(prepared.dev)])}"
-    if is_finished(place):
-        return Run(place)
-    shape = Shape(**run.experiment["shape"])
-    view = view_of([run.name], shape)
-    models = {run.name: build_for(run.name, shape, view)}
-    models[run.name].load_state_dict(run.weights())
-    found = {}
-    for name, split in prepared.held_out.items():
-        batches = states(prepared, point, name, view, prepared.ordered(split), notify)
-        found[name] = prepared.predict(models, batches, split, f"{run.name} on {name}")[run.name]
-    # It cost what its own training cost; the states it reads now cost what their backbone did.
-    seconds = run.metrics["seconds"] | {"finetune": point.seconds}
-    extra = {"parameters": run.metrics["parameters"], "seconds": seconds, "carried_from": run.experiment["fraction"]}
-    return finish(prepared, point, place, "carried", run.name, found, extra, weights=run.weights(), shape=shape)
+def carry(prepared: Prepared, runs: Sequence[Run], point: Point, notify: Notify = say) -> list[Run]:
+    """Score trained heads on the states of another point; thresholds and the like are chosen there anew."""
+    dev = fingerprint(prepared.dev)
+    places = [point.directory / f"{slug(run.name)}-carried-{value_hash([run.directory.name, dev])}" for run in runs]
+    missing = {place: run for place, run in zip(places, runs, strict=True) if not is_finished(place)}
+    for shape in dict.fromkeys(Shape(**run.experiment["shape"]) for run in missing.values()):
+        alike = {place: run for place, run in missing.items() if Shape(**run.experiment["shape"]) == shape}
+        view = view_of([run.name for run in alike.values()], shape)
+        models = {place.name: build_for(run.name, shape, view) for place, run in alike.items()}
+        for place, run in alike.items():
+            models[place.name].load_state_dict(run.weights())
+        label = f"{len(models)} heads" if len(models) > 1 else next(iter(alike.values())).name
+        found = {}
+        for name, split in prepared.held_out.items():
+            batches = states(prepared, point, name, view, prepared.ordered(split), notify)
+            found[name] = prepared.predict(models, batches, split, f"{label} on {name}")
+        for place, run in alike.items():
+            # It cost what its own training cost; the states it reads now cost what their backbone did.
+            seconds = run.metrics["seconds"] | {"finetune": point.seconds}
+            extra = {"parameters": run.metrics["parameters"], "seconds": seconds}
+            extra |= {"carried_from": run.experiment["fraction"]}
+            predictions = {name: each[place.name] for name, each in found.items()}
+            weights = run.weights()
+            finish(prepared, point, place, "carried", run.name, predictions, extra, weights=weights, shape=shape)
+    return [Run(place) for place in places]
 
 
 def begin_from(head: nn.Module, start: Run, task: Mapping[str, Any]) -> list[str]:

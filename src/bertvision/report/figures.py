@@ -10,6 +10,7 @@ from bertvision.files import replacing
 from bertvision.studies import Figure, Result
 
 HEIGHT, STEP = 260, 22
+CROWD = 4  # bands that can lie over one another and still be told apart
 
 
 def drawn(figure: Figure, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -28,7 +29,11 @@ def chart(figure: Figure, rows: Sequence[Mapping[str, Any]], primary: str = "sco
     named = [name for name in (figure.color, figure.x, figure.y, figure.low, figure.high) if name]
     tips = [alt.Tooltip(_field(name), type=_type(values, name), format=_format(values, name)) for name in named]
     base = alt.Chart(data)
-    color = alt.Color(_field(figure.color), type="nominal", title=figure.color) if figure.color else alt.Undefined
+    # Opaque: the symbols of a legend would be as faint as the bands.
+    legend = alt.Legend(symbolOpacity=1, labelLimit=300)
+    color = alt.Undefined
+    if figure.color:
+        color = alt.Color(_field(figure.color), type="nominal", title=figure.color, legend=legend)
     if figure.kind == "bar":
         x = x.type("quantitative").title(_worded(figure.x, primary)).scale(zero=False)
         y = y.type("nominal").sort("-x").title(None).axis(labelLimit=300)
@@ -43,7 +48,8 @@ def chart(figure: Figure, rows: Sequence[Mapping[str, Any]], primary: str = "sco
     layers = []
     if figure.low:
         ends = {"y": alt.Y(_field(figure.low), type="quantitative"), "y2": alt.Y2(_field(figure.high))}
-        layers.append(base.mark_area(opacity=0.15).encode(x=x, color=color, **ends))
+        several = len({row.get(figure.color) for row in values}) > CROWD
+        layers.append(base.mark_area(opacity=0.05 if several else 0.15).encode(x=x, color=color, **ends))
     if figure.kind == "line":
         layers.append(base.mark_line().encode(x=x, y=y, color=color))
     layers.append(base.mark_point(filled=True, size=60).encode(x=x, y=y, color=color, tooltip=tips))

@@ -1,6 +1,6 @@
 """Which model is better: the curve, the zoo, ensembles, longer fine-tuning, other checkpoints, fewer labels."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bertvision.errors import BertVisionError
@@ -163,12 +163,12 @@ def cross_checkpoint(lab: Lab) -> Found:
         )
     rows = []
     for fraction in [early, *later]:
-        found = lab.over_seeds(
-            lambda seed, at=fraction: {
-                name: run if at == early else lab.carried(seed, run, at)
-                for name, run in lab.trained(seed, early, lab.heads).items()
-            }
-        )
+
+        def find(seed: int, at: float = fraction) -> Mapping[str, Run]:
+            trained = lab.trained(seed, early, lab.heads)
+            return trained if at == early else lab.carried(seed, trained, at)
+
+        found = lab.over_seeds(find)
         models = {BERT: lab.over_seeds(lambda seed, at=fraction: {BERT: lab.bert(seed, at)})[BERT]} | found
         tests = against(lab.task, models, {"BERT": BERT})
         rows += [
@@ -196,12 +196,12 @@ def less_data(lab: Lab) -> Found:
     for share in sorted(lab.options.shares):
         for fraction in dict.fromkeys([early, late]):
 
-            def find(seed: int, share: float = share, at: float = fraction) -> dict[str, Run]:
+            def find(seed: int, share: float = share, at: float = fraction) -> Mapping[str, Run]:
                 if share == 0:
                     return {lab.default: _untrained(lab, seed, at)}
                 # Stored: every share reads the same states.
-                run = lab.trained(seed, early, [lab.default], labels=share, activations="store")[lab.default]
-                return {lab.default: run if at == early else lab.carried(seed, run, at)}
+                trained = lab.trained(seed, early, [lab.default], labels=share, activations="store")
+                return trained if at == early else lab.carried(seed, trained, at)
 
             found = lab.over_seeds(find)
             rows += [

@@ -10,9 +10,10 @@ import numpy as np
 
 from bertvision import pipeline
 from bertvision.config import Experiment
-from bertvision.heads import DEFAULTS, canonical, last_layer_only
+from bertvision.heads import DEFAULTS, canonical, last_layer_only, view_of
 from bertvision.pipeline import Prepared
 from bertvision.pipeline.finetuning import Point
+from bertvision.pipeline.states import make_store
 from bertvision.progress import say
 from bertvision.runs import Run
 from bertvision.statistics import Pair, holm, interval, significance
@@ -99,7 +100,10 @@ class Lab:
         if key not in self._open:
             self._open.clear()
             prepared = self.prepared(seed)
-            self._open[key] = pipeline.open_point(prepared, pipeline.finetune(prepared, self.root), fraction)
+            tuned = pipeline.finetune(prepared, self.root)
+            self._open[key] = point = pipeline.open_point(prepared, tuned, fraction)
+            if prepared.experiment.activations == "store":  # studies read dev again and again
+                make_store(prepared, tuned, point, "dev", view_of(self.heads, prepared.shape(point.backbone)))
         return self._open[key]
 
     def bert(self, seed: int, fraction: float) -> Run:
@@ -111,9 +115,10 @@ class Lab:
         prepared = self.prepared(seed, heads=list(specs), controls=False, **changes)
         return {run.name: run for run in pipeline.train_heads(prepared, self.point(seed, fraction), self.notify)}
 
-    def carried(self, seed: int, run: Run, fraction: float) -> Run:
-        """A trained head on the states of another fraction."""
-        return pipeline.carry(self.prepared(seed), run, self.point(seed, fraction), self.notify)
+    def carried(self, seed: int, runs: Mapping[str, Run], fraction: float) -> dict[str, Run]:
+        """Trained heads on the states of another fraction."""
+        found = pipeline.carry(self.prepared(seed), list(runs.values()), self.point(seed, fraction), self.notify)
+        return dict(zip(runs, found, strict=True))
 
     def ensemble(self, seed: int, members: Sequence[Run], how: str) -> Run:
         """Members as one."""

@@ -72,7 +72,9 @@ def _over_seeds(lab: Lab, other: Lab, fraction: float, own: bool, count: int) ->
         point = here.point(seed, at)
         if count == 0:
             if _agree(lab, other):
-                found.setdefault("transferred", []).append(pipeline.carry(here.prepared(seed), old, point, lab.notify))
+                found.setdefault("transferred", []).extend(
+                    pipeline.carry(here.prepared(seed), [old], point, lab.notify)
+                )
             continue
         share = min(1.0, count / len(here.prepared(seed).train.examples))
         prepared = here.prepared(seed, heads=[lab.default], controls=False, labels=share)
