@@ -100,6 +100,7 @@ def tuned(prepared: Prepared, cell: dict, meter: Meter, adapt: Callable[[Backbon
         torch.manual_seed(cell["seed"])
         loaded = load(prepared)
         adapt(loaded.backbone)
+        loaded.backbone.narrow(prepared.words())
         reader = Reader(loaded.backbone, Last(prepared.shape(loaded.backbone), dropout=loaded.dropout))
     optim = replace(prepared.finetune, learning_rate=cell["rate"], epochs=cell["length"], schedule="linear")
     optim = replace(optim, warmup=0.1 * cell["length"])
@@ -116,7 +117,8 @@ def tuned(prepared: Prepared, cell: dict, meter: Meter, adapt: Callable[[Backbon
         student = fit(
             {"model": reader}, batches, prepared.task.loss, {"model": optim}, seed=cell["seed"], validate=validate
         )
-    trainable = sum(p.numel() for p in reader.parameters() if p.requires_grad)
+    with loaded.backbone.whole():  # words that did not occur could have changed, too
+        trainable = sum(p.numel() for p in reader.parameters() if p.requires_grad)
     return Outcome(predict, trainable, 4 * trainable, reader, {"best_epoch": student["model"].best_epoch})
 
 

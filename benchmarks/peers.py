@@ -66,7 +66,7 @@ METHODS = {
     "embedding": Method(summary="sentence embeddings (u, v, |u - v|, u v) and logistic regression", rates=(0.1, 1, 10)),
     "bertvision": Method(
         summary="fine-tuned for a fraction, default head on all layers",
-        lengths=(0, 0.1, 0.3, 0.6, 1),
+        lengths=(0, 0.1, 0.3, 1),
         rates=(1e-4, 2e-4, 3e-4),
         tuned_at=0.3,
     ),

@@ -1,6 +1,7 @@
 """An encoder with all its layers kept, and its attention."""
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from bertvision.backbones.dropout import drop, quicken
+from bertvision.backbones.words import Words
 from bertvision.errors import BertVisionError
 
 
@@ -67,6 +69,27 @@ class Backbone(nn.Module):
         with self._autocast(mask):
             output = self.encoder(**tokens, attention_mask=mask > 0)
         return output.last_hidden_state.float().unsqueeze(1)
+
+    def narrow(self, words: Tensor) -> None:
+        """Train the embeddings of these words only, all that training will meet; called again, of these, too."""
+        table = self.encoder.get_input_embeddings()
+        if isinstance(table, Words):
+            words, table = torch.cat([table.words, words]).unique(), table.fold()
+        if table.weight.requires_grad:
+            self.encoder.set_input_embeddings(Words(table, words))
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """Put the whole table of embeddings back for a while, to save it as other programs know it."""
+        words = self.encoder.get_input_embeddings()
+        if not isinstance(words, Words):
+            yield
+            return
+        self.encoder.set_input_embeddings(words.fold())
+        try:
+            yield
+        finally:
+            self.encoder.set_input_embeddings(words)
 
     def freeze(self, lowest: int) -> None:
         """Let training leave the lowest layers, counted as `forward` does, as they are: 1 is the embeddings."""

@@ -117,9 +117,9 @@ def _find(name: str) -> tuple[str, Any, Any]:
 
 def save_backbone(directory: Path, reader: Reader, tokenizer: Any) -> None:
     """Write encoder and tokenizer in the Hugging Face layout, so that other programs can read them, and the head."""
-    size = sum(p.numel() * p.element_size() for p in reader.parameters())
-    require_space(directory, size, "The fine-tuned backbone")
-    with _quiet():
+    with _quiet(), reader.backbone.whole():
+        size = sum(p.numel() * p.element_size() for p in reader.parameters())
+        require_space(directory, size, "The fine-tuned backbone")
         reader.backbone.encoder.save_pretrained(directory)
         tokenizer.save_pretrained(directory)
     save_tensors(directory / OWN_HEAD, reader.head.state_dict())

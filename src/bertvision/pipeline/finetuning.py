@@ -75,8 +75,8 @@ def finetune(prepared: Prepared, root: Path) -> Tuned:
         return tuned
     if runtime.first():
         write_json(place / "settings.json", settings)
+    loaded.backbone.freeze(experiment.frozen)
     reader = new_reader(prepared, loaded)
-    reader.backbone.freeze(experiment.frozen)
     label = f"fine-tune {prepared.task.name}"
     model = _through(prepared, reader, optim)
     keep = partial(save_point, prepared, tuned, model)
@@ -166,6 +166,7 @@ def load(prepared: Prepared, name: str) -> Loaded:
 def new_reader(prepared: Prepared, loaded: Loaded | None = None) -> Reader:
     """Return the backbone with BERT's own head, as fine-tuning begins with them."""
     loaded = loaded or load(prepared, prepared.experiment.backbone)
+    loaded.backbone.narrow(prepared.words())
     torch.manual_seed(prepared.experiment.seed)
     head = Last(prepared.shape(loaded.backbone), dropout=loaded.dropout)
     if loaded.last:

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from bertvision import heads, runtime
 from bertvision.activations import FORMATS, MODES, Tokens
@@ -81,6 +82,11 @@ class Prepared:
         ids = {examples[place].id for place in drawn}
         # A row's origin is its example's id, or a window that has one.
         return np.flatnonzero([getattr(origin, "id", origin) in ids for origin in self.train.features.origins])
+
+    def words(self) -> Tensor:
+        """Every token that batches of train hold. (V,)"""
+        found = np.unique(self.train.features.tokens["input_ids"])
+        return torch.from_numpy(np.union1d(found, self.pad_ids["input_ids"]).astype(np.int64))
 
     def ordered(self, split: Split) -> Tokens:
         """Batches of a split, for predicting."""
