@@ -62,6 +62,7 @@ def finetune(prepared: Prepared, root: Path) -> Tuned:
         "finetune": asdict(optim if optim.schedule == "linear" else replace(optim, epochs=0.0)),
         "seed": experiment.seed,
         "precision": experiment.precision,
+        "embeddings": "of the words that occur",  # a state saved when all were trained does not fit
     }
     if experiment.through != "last":
         settings |= {"through": experiment.through, "head_rate": prepared.heads.learning_rate}

@@ -105,6 +105,7 @@ def finetune_together(experiments: Sequence[Experiment], root: Path, notify: Not
         "batch_sizes": [each.finetune.batch_size for each in members],
         "seed": first.seed,
         "precision": members[0].experiment.precision,
+        "embeddings": "of the words that occur",
     }
     key = value_hash(settings)
     shared = slug(f"{Path(first.backbone).name}-shared-{'-'.join(sorted(names))}")
