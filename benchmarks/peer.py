@@ -27,8 +27,9 @@ from bertvision.backbones import Backbone, Loaded, Reader, load_backbone
 from bertvision.config import Experiment, make
 from bertvision.ensemble import combine
 from bertvision.files import replacing
-from bertvision.heads import Last, build_head, view_of
+from bertvision.heads import Last, view_of
 from bertvision.pipeline import Prepared
+from bertvision.pipeline.probing import new_head
 from bertvision.pipeline.scoring import grade
 from bertvision.pipeline.states import states
 from bertvision.training import Student, fit
@@ -273,8 +274,7 @@ def bertvision(prepared: Prepared, cell: dict, meter: Meter) -> Outcome:
             }
 
         def learn(name: str) -> Student:
-            torch.manual_seed(cell["seed"])
-            models = {"model": build_head(name, shape)}
+            models = {"model": new_head(prepared, name, shape, view)}
 
             def validate(models: dict[str, nn.Module]) -> dict[str, tuple[float, float]]:
                 found = prepared.predict(models, batches["validation"], prepared.validation, "validate")
@@ -361,33 +361,39 @@ def main() -> None:
         prepared = pipeline.prepare(settings(given.cell, given))
     outcome = METHODS[given.cell["method"]](prepared, given.cell, meter)
     task, split = prepared.task, prepared.dev
-    scores = {}
     validation = outcome.predict("validation")
+    found = given.cell | {
+        "alone": given.alone,
+        "grade": list(grade(prepared, prepared.validation, validation["model"])),
+        "seconds": meter.seconds,
+        "total": sum(seconds for name, seconds in meter.seconds.items() if name != "control"),
+    }
+    if given.cell["tuning"]:
+        keep(given.file, found)
+        return
+    scores = {}
     for name, predictions in outcome.predict("dev").items():
         chosen = task.tune(validation[name], prepared.validation.features, prepared.validation.examples)
         outcomes = task.outcomes(task.answers(predictions, split.features, chosen), split.examples)
         scores[name] = task.summarize(outcomes) | {"outcomes": np.float32(outcomes).round(4).tolist()}
         scores[name]["grade"] = list(grade(prepared, prepared.validation, validation[name]))
-    found = (
-        given.cell
-        | {
-            "alone": given.alone,
-            "primary": task.primary,
-            "score": scores["model"][task.primary],
-            "grade": scores["model"]["grade"],
-            "scores": scores,
-            "seconds": meter.seconds,
-            "total": sum(seconds for name, seconds in meter.seconds.items() if name != "control"),
-            "peak_bytes": meter.peaks,
-            "trainable": outcome.trainable,
-            "kept_bytes": outcome.kept_bytes,
-            "latency": latency(outcome.answer, prepared),
-            "train_rows": len(prepared.train.examples),
-            "train_tokens": int(prepared.train.features.lengths.sum()),
-        }
-        | outcome.extra
-    )
-    with replacing(given.file) as file:  # no time stamp: the same result is the same file
+    found |= {
+        "primary": task.primary,
+        "score": scores["model"][task.primary],
+        "scores": scores,
+        "peak_bytes": meter.peaks,
+        "trainable": outcome.trainable,
+        "kept_bytes": outcome.kept_bytes,
+        "latency": latency(outcome.answer, prepared),
+        "train_rows": len(prepared.train.examples),
+        "train_tokens": int(prepared.train.features.lengths.sum()),
+    }
+    keep(given.file, found | outcome.extra)
+
+
+def keep(path: Path, found: dict[str, Any]) -> None:
+    """Write what a cell found; no time stamp: the same result is the same file."""
+    with replacing(path) as file:
         file.write(gzip.compress(json.dumps(found).encode(), mtime=0))
 
 

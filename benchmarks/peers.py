@@ -5,13 +5,15 @@
     python benchmarks/peers.py --report
 
 A cell is a method, a length, a learning rate, a task and a seed. Each runs in its own process, and what is finished is
-skipped, by benchmarks/results/peers/*, so the whole may be spread over days. Seconds and memory come from the cells of
-the first seed that ran with --alone: nothing else may run on the machine then. Writes benchmarks/results/peers.json,
+skipped, by benchmarks/results/peers/*, so the whole may be spread over days. First, the learning rates are tried with
+the first seed and chosen on validation; these cells never see dev. Seconds and memory come from the cells of the first
+seed that ran with --alone: nothing else may run on the machine then. Writes benchmarks/results/peers.json,
 docs/peers.md and the charts.
 """
 
 import argparse
 import gzip
+import itertools
 import json
 import subprocess
 import sys
@@ -31,6 +33,7 @@ from bertvision.tasks import TASKS as TABLE
 ROWS = 3000
 DEV_ROWS = 3000
 TASKS = ["mrpc", "stsb", "rotten-tomatoes", "snli"]
+SEEDS = [0, 1, 2]
 CELLS = Path("benchmarks/results/peers")
 
 
@@ -82,11 +85,14 @@ class Cell:
     rate: float
     task: str
     seed: int
+    tuning: bool = False
+    """Whether it only serves to choose the rate."""
 
     @property
     def file(self) -> Path:
         """Where its result is."""
-        return CELLS / self.task / f"{self.method}-{self.length:g}-{self.rate:g}-{self.seed}.json.gz"
+        which = "tuning" if self.tuning else str(self.seed)
+        return CELLS / self.task / f"{self.method}-{self.length:g}-{self.rate:g}-{which}.json.gz"
 
     def result(self) -> dict:
         """What came out of it."""
@@ -95,31 +101,31 @@ class Cell:
 
 def plan(tasks: Sequence[str], seeds: Sequence[int], methods: Sequence[str]) -> Iterator[Cell]:
     """Yield cells in order: the rates of a method first, since the others need the chosen one."""
-    for seed in seeds:
-        for task in tasks:
-            for name in methods:
-                method = METHODS[name]
-                if seed == seeds[0]:
-                    for rate in method.rates:
-                        yield Cell(method=name, length=method.tuned_at, rate=rate, task=task, seed=seed)
-                rate = chosen(name, task, seeds[0])
-                for length in method.lengths:
-                    cell = Cell(method=name, length=length, rate=rate, task=task, seed=seed)
-                    if seed != seeds[0] or length != method.tuned_at:
-                        yield cell
+    for seed, task, name in itertools.product(seeds, tasks, methods):
+        yield from trials(name, task)
+        rate = chosen(name, task)
+        for length in METHODS[name].lengths:
+            yield Cell(method=name, length=length, rate=rate, task=task, seed=seed)
 
 
-def chosen(name: str, task: str, seed: int) -> float:
-    """The rate that validation prefers."""
+def trials(name: str, task: str) -> list[Cell]:
+    """The cells that choose a rate."""
     method = METHODS[name]
-    cells = [Cell(method=name, length=method.tuned_at, rate=rate, task=task, seed=seed) for rate in method.rates]
-    return max(cells, key=lambda cell: cell.result()["grade"]).rate
+    return [
+        Cell(method=name, length=method.tuned_at, rate=rate, task=task, seed=SEEDS[0], tuning=True)
+        for rate in method.rates
+    ]
+
+
+def chosen(name: str, task: str) -> float:
+    """The rate that validation prefers."""
+    return max(trials(name, task), key=lambda cell: cell.result()["grade"]).rate
 
 
 def collect(given: argparse.Namespace) -> None:
     """Run every cell that is missing, each in a process of its own."""
     for cell in plan(given.tasks, given.seeds, given.methods):
-        timed = given.alone and cell.seed == given.seeds[0]
+        timed = given.alone and cell.seed == SEEDS[0] and not cell.tuning
         if cell.file.exists() and (not timed or cell.result()["alone"]):
             continue
         settings = json.dumps(asdict(cell))
@@ -127,7 +133,7 @@ def collect(given: argparse.Namespace) -> None:
         command += ["--data-dir", given.data_dir, "--rows", str(ROWS), "--dev-rows", str(DEV_ROWS)]
         subprocess.run(command + (["--alone"] if timed else []), check=True)
         found = cell.result()
-        print(f"{cell.file.name:40} {cell.task:16} {found['score']:6.2f} {found['total']:7.1f} s", flush=True)
+        print(f"{cell.file.name:40} {cell.task:16} {found['grade'][0]:6.2f} {found['total']:7.1f} s", flush=True)
 
 
 VARIANTS = {
@@ -148,7 +154,7 @@ def rows(given: argparse.Namespace) -> list[dict[str, Any]]:
         for name in given.methods:
             method = METHODS[name]
             try:
-                rate = chosen(name, task, given.seeds[0])
+                rate = chosen(name, task)
             except FileNotFoundError:
                 continue  # not run yet
             for length in method.lengths:
@@ -300,7 +306,7 @@ def main() -> None:
     parser.add_argument("--data-dir", default="", help="official GLUE files; without it, the registry's")
     parser.add_argument("--tasks", default=TASKS, type=split)
     parser.add_argument("--methods", default=list(METHODS), type=split)
-    parser.add_argument("--seeds", default=[0, 1, 2], type=lambda text: [int(each) for each in text.split(",")])
+    parser.add_argument("--seeds", default=SEEDS, type=lambda text: [int(each) for each in text.split(",")])
     parser.add_argument("--alone", action="store_true", help="nothing else runs here: seconds and memory count")
     parser.add_argument("--report", action="store_true", help="write the report of what there is, run nothing")
     given = parser.parse_args()

@@ -284,14 +284,14 @@ def spans(given: argparse.Namespace) -> None:
     default = default_of("squad2")
     places = sorted((path for path in given.checkpoints.iterdir() if path.is_dir()), key=lambda path: float(path.name))
     main = [*dict.fromkeys([*MAIN_SPANS, default]), "last", heads.last_layer_only(default)]
-    specs = {"cnn": [*CNN_SPANS, default, "last"], "deep": [*DEEP_SPANS, default, "last"]}
+    specs = {"heavy": HEAVY_SPANS, "cnn": [*CNN_SPANS, default, "last"], "deep": [*DEEP_SPANS, default, "last"]}
     found: dict[str, dict[str, Cell]] = {}
 
-    def make_cell(path: Path, seed: int, group: str, chosen: Sequence[str]) -> dict[str, Run]:
-        states = States(directory=str(given.stores / path.name / (group if group in PARTS else "all")))
-        part = PARTS.get(group, {})
+    def make_cell(path: Path, seed: int, stage: str, chosen: Sequence[str]) -> dict[str, Run]:
+        states = States(directory=str(given.stores / path.name / (stage if stage in PARTS else "all")))
+        part = PARTS.get(stage, {})
         base = make(task="squad2", data_dir=given.data_dir, backbone=str(path), fractions=[0.0], seed=seed, **part)
-        optim = replace(base.train, epochs=given.epochs, accumulate=8 if group == "deep" else 1)
+        optim = replace(base.train, epochs=given.epochs, accumulate=8 if stage == "deep" else 1)
         experiment = replace(base, states=states, activations="store", controls=False, train=optim, heads=list(chosen))
         list(pipeline.extract(experiment, given.runs, ["train", "validation", "dev"]))
         return train(experiment, 0.0, given.runs, default)
@@ -300,21 +300,18 @@ def spans(given: argparse.Namespace) -> None:
     for stage in given.stages or ["main", "heavy", "cnn", "deep"]:
         if stage == "main":
             plan += [(stage, path, seed, main) for seed in given.seeds for path in places]
-        else:  # one by one: each takes minutes, and a kill costs no more
-            chosen = [[spec] for spec in HEAVY_SPANS] if stage == "heavy" else [specs[stage]]
-            where = places[len(places) // 2 :][:1] if stage == "deep" else places
-            plan += [(stage, path, given.seeds[0], each) for path in where for each in chosen]
+        else:
+            plan += [(stage, path, given.seeds[0], specs[stage]) for path in places]
     for stage, path, seed, chosen in plan:
-        group = f"heavy-{chosen[0]}" if stage == "heavy" else stage
-        kept_in = KEPT / f"spans-{group}-{path.name}-{seed}.npz"
+        kept_in = KEPT / f"spans-{stage}-{path.name}-{seed}.npz"
         if not (old := kept_in.is_file()) and given.report:
             continue
         names = [row_name(spec, default) for spec in chosen] + ([OURS] if default in chosen else [])
-        made = kept(kept_in, names, partial(make_cell, path, seed, group, chosen))
+        made = kept(kept_in, names, partial(make_cell, path, seed, stage, chosen))
         cell = found.setdefault("main" if stage == "heavy" else stage, {}).setdefault(path.name, {})
         add(cell, {name: each for name, each in made.items() if name != BERT or stage != "heavy"})
         if not old:
-            print(group, path.name, seed, flush=True)
+            print(stage, path.name, seed, flush=True)
     report_spans(found, given, default)
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bertvision.heads import GATHERS, HEADS, build_head
+from bertvision.heads import GATHERS, HEADS, build_head, train_in
 from bertvision.types import Shape
 
 SPAN = Shape(layers=5, tokens=12, width=16, outputs=2, per_token=True)
@@ -112,6 +112,28 @@ def test_half_precision_input(spec, shape, kind):
     hidden, mask = states(shape)
     head = make(spec, shape)
     torch.testing.assert_close(head(hidden.to(kind), mask), head(hidden.to(kind).float(), mask))
+
+
+@every_case
+def test_learns_in_bfloat16_and_answers_in_float32(spec, shape):
+    hidden, mask = states(shape, tokens=12)
+    head, plain = train_in("bfloat16", make(spec, shape)), make(spec, shape)
+    assert torch.equal(head(hidden, mask), plain(hidden, mask))
+    for found in (answers := apart(head.train()(hidden, mask))):
+        assert found.dtype == torch.float32
+    sum(found.square().sum() for found in answers).backward()
+    assert [key for key, p in head.named_parameters() if p.grad is None or not p.grad.isfinite().all()] == []
+
+
+def test_bfloat16_is_used_in_training():
+    hidden, mask = states(SENTENCE)
+    torch.manual_seed(0)
+    head = build_head("adapter:copies=2,gather=max,size=8,start=0.5", SENTENCE).train()
+    plain = [each.detach() for each in head(hidden, mask)]
+    half = [each.detach() for each in train_in("bfloat16", head)(hidden, mask)]
+    for a, b in zip(plain, half, strict=True):
+        assert not torch.equal(a, b)
+        torch.testing.assert_close(a, b, atol=0.05, rtol=0.05)
 
 
 @every_case

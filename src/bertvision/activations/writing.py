@@ -234,11 +234,14 @@ class _Shard:
         """Encode a batch and write its rows where they belong."""
         hidden = batch.inputs
         assert isinstance(hidden, Tensor)
-        parts = [part.cpu() for part in self.layout.format.encode(hidden.float())]
+        encode = self.layout.format.encode
+        # On a CPU row by row: what a row needs stays in the cache, a batch's intermediate results would be fresh memory.
+        whole = [part.cpu() for part in encode(hidden.float())] if hidden.device.type != "cpu" else []
         for i, row in enumerate(batch.rows.tolist()):
             tokens, data, at = int(self.layout.lengths[row]), np.zeros(self.layout.sizes[row], dtype=np.uint8), 0
+            parts = [part[i, :, :tokens] for part in whole] or encode(hidden[i, :, :tokens].float())
             for part in parts:
-                piece = part[i, :, :tokens].reshape(-1).contiguous().view(torch.uint8).numpy()
+                piece = part.reshape(-1).contiguous().view(torch.uint8).numpy()
                 data[at : at + len(piece)] = piece
                 at += len(piece)
             self.crcs[row - self.first] = zlib_ng.crc32(data.data)

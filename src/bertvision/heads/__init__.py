@@ -37,6 +37,7 @@ __all__ = [
     "last_layer_only",
     "options_of",
     "parse",
+    "train_in",
     "view_of",
 ]
 
@@ -216,6 +217,14 @@ def build_head(spec: str, shape: Shape) -> nn.Module:
     made = [HEADS[name].build(seen, **options) for _ in range(copies)]
     head = made[0] if copies == 1 else Copies(made)
     return head if chosen == list(range(shape.layers)) else Select(head, chosen)
+
+
+def train_in(precision: str, head: nn.Module) -> nn.Module:
+    """Let a head learn with products of this precision, where it is bfloat16; it answers in float32 in any case."""
+    for part in head.modules():
+        if isinstance(part, Head):
+            part.half = precision == "bfloat16"
+    return head
 
 
 def build_for(spec: str, shape: Shape, view: View) -> nn.Module:

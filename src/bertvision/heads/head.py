@@ -1,5 +1,7 @@
 """The shape nearly every head has, and BERT's own."""
 
+from contextlib import nullcontext
+
 import torch
 from torch import Tensor, nn
 
@@ -16,6 +18,9 @@ class Head(nn.Module):
     gather  (B, T, F)    -> (B, F)          merge the tokens; sentence tasks only
     read    (B, .., F)   -> (B, .., C)
     """
+
+    half = False
+    """Whether training multiplies in bfloat16 up to the gather. Answers are always float32."""
 
     def __init__(
         self,
@@ -42,11 +47,17 @@ class Head(nn.Module):
         """Read hidden states: (B, L, T, W), mask (B, T) of 0, 1 and, in pairs, 2 -> (B, T, C) or (B, C)"""
         if self.reads_first:
             hidden, mask = hidden[:, :, :1], mask[:, :1]  # the others would be computed and thrown away
-        hidden = hidden.to(self.read.weight.dtype)
-        x = self._represent(hidden, mask > 0)
+        hidden, half = self.take(hidden), self.half and self.training
+        with torch.autocast(hidden.device.type, torch.bfloat16) if half else nullcontext():
+            x = self._represent(hidden, mask > 0)
+        x = x.to(self.read.weight.dtype)
         if not self.shape.per_token:
             x = self.gather(x, mask)
         return self.read(self.dropout(x))
+
+    def take(self, hidden: Tensor) -> Tensor:
+        """Return the states in the type that it computes in."""
+        return hidden.to(torch.bfloat16 if self.half and self.training else self.read.weight.dtype)
 
     @property
     def reads_first(self) -> bool:

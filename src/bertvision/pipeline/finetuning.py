@@ -16,7 +16,7 @@ from bertvision.backbones import BESIDE, Backbone, Joint, Loaded, Reader, load_b
 from bertvision.config import FRACTION, Experiment, Optim
 from bertvision.errors import BertVisionError
 from bertvision.files import load_tensors, locked, read_json, replacing_directory, save_tensors, value_hash, write_json
-from bertvision.heads import Last, build_head
+from bertvision.heads import Last, build_head, train_in
 from bertvision.pipeline.prepared import Prepared, fingerprint
 from bertvision.progress import say
 from bertvision.runs import slug
@@ -92,7 +92,7 @@ def _through(prepared: Prepared, reader: Reader, optim: Optim) -> Reader | Joint
     spec = prepared.experiment.through
     if spec == "last":
         return reader
-    beside = build_head(spec, prepared.shape(reader.backbone))
+    beside = train_in(prepared.experiment.precision, build_head(spec, prepared.shape(reader.backbone)))
     return Joint(reader, beside, prepared.heads.learning_rate / optim.learning_rate)
 
 

@@ -14,7 +14,7 @@ from torch import nn
 from bertvision import heads, runtime
 from bertvision.errors import BertVisionError
 from bertvision.files import locked, value_hash
-from bertvision.heads import Select, build_for, last_layer_only, view_of
+from bertvision.heads import Select, build_for, last_layer_only, train_in, view_of
 from bertvision.pipeline.finetuning import Point
 from bertvision.pipeline.prepared import Notify, Prepared, fingerprint
 from bertvision.pipeline.scoring import bert_run, finish, grades
@@ -60,7 +60,7 @@ def _train(
     models, optims = {}, {}
     for spec in todo:
         for rate in rates:
-            models[f"{spec}@{rate:g}"] = head = new_head(spec, shape, view, experiment.seed)
+            models[f"{spec}@{rate:g}"] = head = new_head(prepared, spec, shape, view)
             if start is not None:
                 begin_from(head, start, prepared.task.describe())
             optims[f"{spec}@{rate:g}"] = replace(prepared.heads, learning_rate=rate)
@@ -155,10 +155,10 @@ def begin_from(head: nn.Module, start: Run, task: Mapping[str, Any]) -> list[str
     return [key for key in own if key not in taken]
 
 
-def new_head(spec: str, shape: Shape, view: View, seed: int) -> nn.Module:
-    """Build a head that looks at states through `view`; it starts as if alone."""
-    torch.manual_seed(seed)
-    return build_for(spec, shape, view)
+def new_head(prepared: Prepared, spec: str, shape: Shape, view: View) -> nn.Module:
+    """Build a head to be trained, which looks at states through `view`; it starts as if alone."""
+    torch.manual_seed(prepared.experiment.seed)
+    return train_in(prepared.experiment.precision, build_for(spec, shape, view))
 
 
 def _rates(prepared: Prepared) -> list[float]:
@@ -175,6 +175,7 @@ def _resume(prepared: Prepared, point: Point, specs: Sequence[str], start: Run |
         "weights": point.weights,
         "data": fingerprint(prepared.train, prepared.validation),
         "labels": prepared.experiment.labels,
+        "precision": prepared.experiment.precision,
         "start": start.directory.name if start else "",
     }
     return point.directory / f"resume-{value_hash(settings)}.safetensors"
@@ -206,6 +207,7 @@ def _head_directory(prepared: Prepared, point: Point, spec: str, start: Run | No
         "seed": experiment.seed,
         "weights": point.weights,
         "dev": fingerprint(prepared.dev),
+        "precision": experiment.precision,
     }
     if experiment.labels != 1:
         settings["labels"] = experiment.labels

@@ -175,7 +175,7 @@ class Bench:
         fraction = next(iter(group.values())).fraction
         seat = self.seat(seed, fraction)
         view, shape = self._look(seat.point)
-        models = {str(i): new_head(each.head, shape, view, seed) for i, each in group.items()}
+        models = {str(i): new_head(seat.prepared, each.head, shape, view) for i, each in group.items()}
         optims = {str(i): each.experiment(seat.prepared.experiment).train for i, each in group.items()}
         batch_size = seat.prepared.heads.batch_size
         optims = {name: replace(optim, batch_size=batch_size) for name, optim in optims.items()}

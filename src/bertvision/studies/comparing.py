@@ -233,7 +233,7 @@ def _untrained(lab: Lab, seed: int, fraction: float) -> Run:
         return Run(place)
     shape = prepared.shape(point.backbone)
     view = view_of([lab.default], shape)
-    models = {lab.default: new_head(lab.default, shape, view, seed)}
+    models = {lab.default: new_head(prepared, lab.default, shape, view)}
     found = {
         name: prepared.predict(
             models, states(prepared, point, name, view, prepared.ordered(split), lab.notify), split, name

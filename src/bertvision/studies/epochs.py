@@ -53,7 +53,7 @@ def _by_epoch(lab: Lab, seed: int, fraction: float) -> list[Run]:
         return [Run(place) for place in places]
     shape = prepared.shape(point.backbone)
     view = view_of([spec], shape)
-    model = new_head(spec, shape, view, seed)
+    model = new_head(prepared, spec, shape, view)
     held = {
         name: states(prepared, point, name, view, prepared.ordered(split), lab.notify)
         for name, split in prepared.held_out.items()
