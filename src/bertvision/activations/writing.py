@@ -235,7 +235,7 @@ class _Shard:
         hidden = batch.inputs
         assert isinstance(hidden, Tensor)
         encode = self.layout.format.encode
-        # On a CPU row by row: what a row needs stays in the cache, a batch's intermediate results would be fresh memory.
+        # On a CPU row by row: what one row needs stays in the cache, what a batch needs would be fresh memory.
         whole = [part.cpu() for part in encode(hidden.float())] if hidden.device.type != "cpu" else []
         for i, row in enumerate(batch.rows.tolist()):
             tokens, data, at = int(self.layout.lengths[row]), np.zeros(self.layout.sizes[row], dtype=np.uint8), 0
