@@ -1,6 +1,5 @@
 """One cell of peers.py: run a method on a task, measure seconds and memory of each stage, score it once on dev."""
 
-import argparse
 import gzip
 import json
 import statistics
@@ -316,15 +315,16 @@ METHODS: dict[str, Callable[[Prepared, dict, Meter], Outcome]] = {
     "probe-mean": lambda prepared, cell, meter: probe(prepared, cell, meter, mean),
     "embedding": embedding,
     "bertvision": bertvision,
+    "bertvision-run": bertvision,
 }
 
 
-def settings(cell: dict, given: argparse.Namespace) -> Experiment:
+def settings(cell: dict, data_dir: str, rows: int, dev_rows: int) -> Experiment:
     """The same rows for everyone."""
-    found = {"data_dir": given.data_dir} if given.data_dir and cell["task"] in ("mrpc", "stsb") else {}
-    experiment = make(
-        task=cell["task"], limit=given.rows, limit_dev=given.dev_rows, seed=cell["seed"], controls=False, **found
-    )
+    found = {"data_dir": data_dir} if data_dir and cell["task"] in ("mrpc", "stsb") else {}
+    experiment = make(task=cell["task"], limit=rows, limit_dev=dev_rows, seed=cell["seed"], controls=False, **found)
+    if cell["method"] == "bertvision-run":
+        experiment = replace(experiment, fractions=[cell["length"]], activations="store")
     if cell["method"] == "bertvision":
         warmup = 0.1 * cell["length"]
         optim = replace(experiment.finetune, learning_rate=cell["rate"], schedule="linear", warmup=warmup)
@@ -346,30 +346,22 @@ def latency(model: nn.Module, prepared: Prepared) -> float:
     return statistics.median(seconds)
 
 
-def main() -> None:
-    """Run the cell."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("cell", type=json.loads)
-    parser.add_argument("file", type=Path)
-    parser.add_argument("--data-dir", default="")
-    parser.add_argument("--rows", type=int, default=3000)
-    parser.add_argument("--dev-rows", type=int, default=3000)
-    parser.add_argument("--alone", action="store_true")
-    given = parser.parse_args()
+def run(cell: dict, file: Path, data_dir: str, rows: int, dev_rows: int, alone: bool) -> None:
+    """Run the cell and keep what it found."""
     meter = Meter()
     with meter.stage("tokenize"):
-        prepared = pipeline.prepare(settings(given.cell, given))
-    outcome = METHODS[given.cell["method"]](prepared, given.cell, meter)
+        prepared = pipeline.prepare(settings(cell, data_dir, rows, dev_rows))
+    outcome = METHODS[cell["method"]](prepared, cell, meter)
     task, split = prepared.task, prepared.dev
     validation = outcome.predict("validation")
-    found = given.cell | {
-        "alone": given.alone,
+    found = cell | {
+        "alone": alone,
         "grade": list(grade(prepared, prepared.validation, validation["model"])),
         "seconds": meter.seconds,
         "total": sum(seconds for name, seconds in meter.seconds.items() if name != "control"),
     }
-    if given.cell["tuning"]:
-        keep(given.file, found)
+    if cell["tuning"]:
+        keep(file, found)
         return
     scores = {}
     for name, predictions in outcome.predict("dev").items():
@@ -384,18 +376,14 @@ def main() -> None:
         "peak_bytes": meter.peaks,
         "trainable": outcome.trainable,
         "kept_bytes": outcome.kept_bytes,
-        "latency": latency(outcome.answer, prepared),
+        "latency": latency(outcome.answer, prepared) if alone else 0.0,
         "train_rows": len(prepared.train.examples),
         "train_tokens": int(prepared.train.features.lengths.sum()),
     }
-    keep(given.file, found | outcome.extra)
+    keep(file, found | outcome.extra)
 
 
 def keep(path: Path, found: dict[str, Any]) -> None:
     """Write what a cell found; no time stamp: the same result is the same file."""
     with replacing(path) as file:
         file.write(gzip.compress(json.dumps(found).encode(), mtime=0))
-
-
-if __name__ == "__main__":
-    main()

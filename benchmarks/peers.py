@@ -15,7 +15,7 @@ import argparse
 import gzip
 import itertools
 import json
-import subprocess
+import multiprocessing
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -81,6 +81,9 @@ METHODS = {
         rates=(1e-4, 2e-4, 3e-4),
         tuned_at=0.3,
     ),
+    "bertvision-run": Method(
+        summary="what `bertvision run` does unless told otherwise: a constant rate, nothing tuned", lengths=(0.3,)
+    ),
 }
 
 
@@ -119,29 +122,35 @@ def plan(tasks: Sequence[str], seeds: Sequence[int], methods: Sequence[str]) -> 
 
 
 def trials(name: str, task: str) -> list[Cell]:
-    """The cells that choose a rate."""
+    """The cells that choose a rate, where there is a choice."""
     method = METHODS[name]
+    rates = method.rates if len(method.rates) > 1 else ()
     return [
-        Cell(method=name, length=method.tuned_at, rate=rate, task=task, seed=SEEDS[0], tuning=True)
-        for rate in method.rates
+        Cell(method=name, length=method.tuned_at, rate=rate, task=task, seed=SEEDS[0], tuning=True) for rate in rates
     ]
 
 
 def chosen(name: str, task: str) -> float:
     """The rate that validation prefers."""
-    return max(trials(name, task), key=lambda cell: cell.result()["grade"]).rate
+    tried = trials(name, task)
+    return max(tried, key=lambda cell: cell.result()["grade"]).rate if tried else METHODS[name].rates[0]
 
 
 def collect(given: argparse.Namespace) -> None:
     """Run every cell that is missing, each in a process of its own."""
+    import peer  # here: who only reports need not install every peer
+
+    apart = multiprocessing.get_context("fork")  # with everything imported, and nothing computed yet
     for cell in plan(given.tasks, given.seeds, given.methods):
         timed = given.alone and cell.seed == SEEDS[0] and not cell.tuning
         if cell.file.exists() and (not timed or cell.result()["alone"]):
             continue
-        settings = json.dumps(asdict(cell))
-        command = [sys.executable, str(Path(__file__).with_name("peer.py")), settings, str(cell.file)]
-        command += ["--data-dir", given.data_dir, "--rows", str(ROWS), "--dev-rows", str(DEV_ROWS)]
-        subprocess.run(command + (["--alone"] if timed else []), check=True)
+        what = asdict(cell), cell.file, given.data_dir, ROWS, DEV_ROWS, timed
+        process = apart.Process(target=peer.run, args=what)
+        process.start()
+        process.join()
+        if process.exitcode:
+            sys.exit(f"{cell.file} failed.")
         found = cell.result()
         print(f"{cell.file.name:40} {cell.task:16} {found['grade'][0]:6.2f} {found['total']:7.1f} s", flush=True)
 
@@ -229,6 +238,9 @@ def verdicts(found: list[dict[str, Any]]) -> list[str]:
     candidates = {"its length by validation, too": by_validation(ours)}
     for length in sorted({row["length"] for row in ours}):
         candidates[f"{length:g} epochs"] = {row["task"]: row for row in ours if row["length"] == length}
+    candidates["0.3 epochs as `bertvision run` does it"] = {
+        row["task"]: row for row in found if row["method"] == "bertvision-run"
+    }
     for name, rows in candidates.items():
         shares = {
             task: (row["score"] / best[task]["score"], row["seconds"] / best[task]["seconds"], row["length"])
@@ -285,6 +297,12 @@ def equal_time(found: list[dict[str, Any]], ours: list[dict[str, Any]]) -> list[
     ]
 
 
+def few(row: dict[str, Any]) -> str:
+    """Mark a score that comes of fewer seeds than there are."""
+    complete = row["seeds"] == len(SEEDS) or not METHODS[row["method"].partition(",")[0]].random
+    return "" if complete else f" ({row['seeds']} of {len(SEEDS)} seeds)"
+
+
 def report(given: argparse.Namespace) -> None:
     """Write the table, the numbers and the chart of score against seconds."""
     found = rows(given)
@@ -311,7 +329,8 @@ def report(given: argparse.Namespace) -> None:
             apart = f"{stages.get('states', 0):.0f}, {stages.get('head', 0):.0f}" if "states" in stages else ""
             memory = f"{max(peak.values()) / 1e6:.0f}" + (f", {peak['head'] / 1e6:.0f}" if "head" in peak else "")
             lines.append(
-                f"| {row['method']} | {row['length']:g} | {row['score']:.1f} | {row['low']:.1f} - {row['high']:.1f} "
+                f"| {row['method']} | {row['length']:g} | {row['score']:.1f}{few(row)} "
+                f"| {row['low']:.1f} - {row['high']:.1f} "
                 f"| {row['seconds']:.0f}{'' if row['alone'] else ' (not alone)'} | {apart} | {memory} "
                 f"| {row['trainable']:,} | {row['kept'] / 1e6:.1f} | {1000 * row['latency']:.1f} |"
             )
