@@ -45,7 +45,8 @@ def measure(given: argparse.Namespace) -> dict[str, float]:
     """Time both stages once, between two measurements of the peak."""
     found = {"data_dir": given.data_dir} if given.data_dir else {"source": "registry"}
     found |= {"through": "last", "precision": find_precision(given.precision)}
-    experiment = make(task=given.task, limit=given.rows, fractions=[1.0], backbone=given.backbone, **found)
+    rows = {"limit": given.rows, "limit_dev": given.rows}
+    experiment = make(task=given.task, fractions=[1.0], backbone=given.backbone, **rows, **found)
     with tempfile.TemporaryDirectory() as place:
         peaks = [peak(experiment.precision)]
         began = time.perf_counter()
