@@ -141,8 +141,8 @@ def scores(columns: dict[str, Cell]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def table(found: dict[str, dict[str, Any]], columns: Sequence[str], papers: dict[str, str]) -> list[str]:
-    """Show scores, best first; models that miss a column come last."""
+def table(found: dict[str, dict[str, Any]], columns: Sequence[str], papers: dict[str, str], most: int) -> list[str]:
+    """Show scores, best first; models that miss a column come last. Fewer seeds than `most` are marked."""
     lines = ["| model | parameters | " + " | ".join(columns) + " | mean | validation |"]
     lines.append("|---|" + "---:|" * (len(columns) + 3))
 
@@ -153,7 +153,8 @@ def table(found: dict[str, dict[str, Any]], columns: Sequence[str], papers: dict
         cells = []
         for column in columns:
             cell = found[name].get(column)
-            seeds = f", {len(cell['seeds'])} seed" if cell and len(cell["seeds"]) == 1 else ""
+            count = len(cell["seeds"]) if cell else 0
+            seeds = f", {count} seed{'s' * (count > 1)}" if count < most else ""
             cells.append(f"{cell['mean']:.1f} ({cell['low']:.1f} - {cell['high']:.1f}{seeds})" if cell else "")
         shown = f"{name} ({papers[name]})" if name in papers else name
         parameters = next(iter(found[name].values()))["parameters"]
@@ -248,7 +249,7 @@ def report_sentences(found: dict[tuple[str, float], Cell], given: argparse.Names
         "# Sentence heads, side by side",
         "",
         f"`python benchmarks/zoo.py sentences --data-dir GLUE`: MiniLM, {len(given.seeds)} seeds of fine-tuning and "
-        "heads (one where marked), mean score on dev and 95 % interval (bootstrap over seeds and examples). "
+        "heads (fewer where marked), mean score on dev and 95 % interval (bootstrap over seeds and examples). "
         "Validation, a tenth of train held out before fine-tuning, chose every head's epoch and the default head. "
         f"The default head is `{default_of('mrpc')}` for pairs and `{default_of('sst2')}` for single texts. "
         "sst2: 10,000 rows of train. mrpc, rte, sst2: accuracy; stsb: Pearson x 100, where every way to combine is the "
@@ -266,7 +267,12 @@ def report_sentences(found: dict[tuple[str, float], Cell], given: argparse.Names
         rows = scores(columns)
         rivals = [BERT, DECAYED, LAST, ONLY, CHOSEN]
         shown, tested = tests(rivals, list(columns.values()))
-        lines += [f"## Fine-tuned for {fraction:g} epoch", "", *table(rows, list(columns), papers), ""]
+        lines += [
+            f"## Fine-tuned for {fraction:g} epoch",
+            "",
+            *table(rows, list(columns), papers, len(given.seeds)),
+            "",
+        ]
         lines += [
             f"The default head against each, pooled over {len(columns)} tasks (bootstrap stratified by task, paired by "
             "seed and example, 2,000 resamples, two-sided):",
@@ -324,7 +330,7 @@ def report_spans(stages: dict[str, dict[str, Cell]], given: argparse.Namespace, 
         "",
         "`python benchmarks/zoo.py spans --data-dir SQUAD --checkpoints DIR --stores DIR`: MiniLM fine-tuned on "
         "SQuAD 2.0 (33 articles) for the epochs that head the columns, **one seed of fine-tuning**; "
-        f"{len(given.seeds)} seeds of heads (one where marked), {given.epochs:g} epoch over all of its train questions "
+        f"{len(given.seeds)} seeds of heads (fewer where marked), {given.epochs:g} epoch over all of its train questions "
         "from an int8 store. F1 on 2,724 dev questions of other articles, 95 % interval (bootstrap over head seeds and "
         f"questions). The default head is `{default}`. The no-answer threshold of every row, BERT's too, comes from "
         "validation (1,198 questions of yet "
@@ -333,7 +339,7 @@ def report_spans(stages: dict[str, dict[str, Cell]], given: argparse.Namespace, 
     ]
     results: dict[str, Any] = {"default": default, "seeds": given.seeds, "epochs": given.epochs, "tests": {}}
     results["scores"] = rows = scores(found)
-    lines += [*table(rows, list(found), papers), "", "## The default head against the others", ""]
+    lines += [*table(rows, list(found), papers, len(given.seeds)), "", "## The default head against the others", ""]
     for name, cell in found.items():
         if OURS not in cell:
             continue
@@ -357,7 +363,7 @@ def report_spans(stages: dict[str, dict[str, Cell]], given: argparse.Namespace, 
                 f"One head seed, trained on {part['limit']} questions and scored on {part['limit_dev']} of dev; the "
                 "default head and the retrained last layer on the same part beside them.",
                 "",
-                *table(results[stage]["scores"], list(stages[stage]), papers),
+                *table(results[stage]["scores"], list(stages[stage]), papers, 1),
                 "",
             ]
     write_json(given.json or Path("benchmarks/results/zoo-spans.json"), results)
