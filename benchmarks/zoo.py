@@ -332,8 +332,8 @@ def report_spans(stages: dict[str, dict[str, Cell]], given: argparse.Namespace, 
         "SQuAD 2.0 (33 articles) for the epochs that head the columns, **one seed of fine-tuning**; "
         f"{len(given.seeds)} seeds of heads (fewer where marked), {given.epochs:g} epoch over all of its train "
         "questions from an int8 store. F1 on 2,724 dev questions of other articles, 95 % interval (bootstrap over head "
-        f"seeds and questions). The default head is `{default}`. The no-answer threshold of every row, BERT's too, comes from "
-        "validation (1,198 questions of yet "
+        f"seeds and questions). The default head is `{default}`. The no-answer threshold of every row, BERT's too, "
+        "comes from validation (1,198 questions of yet "
         "other articles), as do the epoch and the default head.",
         "",
     ]
