@@ -297,6 +297,24 @@ def equal_time(found: list[dict[str, Any]], ours: list[dict[str, Any]]) -> list[
     ]
 
 
+def headline(found: list[dict[str, Any]]) -> list[str]:
+    """The table in short: score and seconds of every method at its longest, of fine-tuning where validation says."""
+    tasks = list(dict.fromkeys(row["task"] for row in found))
+    best = by_validation([row for row in found if row["method"] == "fine-tuning"])
+    shown: dict[str, dict[str, dict[str, Any]]] = {"full fine-tuning, length by validation": best}
+    for name, method in METHODS.items():
+        lengths = () if name == "fine-tuning" else method.lengths if name == "bertvision" else method.lengths[-1:]
+        for length in lengths:
+            epochs = f", {length:g} epochs" if max(method.lengths) else ""
+            mine = [row for row in found if row["method"] == name and row["length"] == length]
+            shown[name + epochs] = {row["task"]: row for row in mine}
+    lines = ["| score, seconds | " + " | ".join(tasks) + " |", "|---|" + "---:|" * len(tasks)]
+    for name, rows in shown.items():
+        cells = [f"{rows[task]['score']:.1f}, {rows[task]['seconds']:.0f} s" if task in rows else "" for task in tasks]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return lines
+
+
 def few(row: dict[str, Any]) -> str:
     """Mark a score that comes of fewer seeds than there are."""
     complete = row["seeds"] == len(SEEDS) or not METHODS[row["method"].partition(",")[0]].random
@@ -315,6 +333,8 @@ def report(given: argparse.Namespace) -> None:
         "with 95 % interval; three learning rates each, chosen on validation with the first seed; seconds, memory and "
         "latency of the first seed, alone on the machine, tuning not counted. Memory: the peak no file backs, above "
         "imports, of the whole and of the head stage.",
+        "",
+        *headline(found),
         "",
         *(f"- {line}" for line in verdicts(found)),
         "",
