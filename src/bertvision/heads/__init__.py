@@ -223,7 +223,7 @@ def train_in(precision: str, head: nn.Module) -> nn.Module:
     """Let a head learn with products of this precision, where it is bfloat16; it answers in float32 in any case."""
     for part in head.modules():
         if isinstance(part, Head):
-            part.half = precision == "bfloat16"
+            part.halved = precision == "bfloat16"
     return head
 
 

@@ -19,7 +19,7 @@ class Head(nn.Module):
     read    (B, .., F)   -> (B, .., C)
     """
 
-    half = False
+    halved = False
     """Whether training multiplies in bfloat16 up to the gather. Answers are always float32."""
 
     def __init__(
@@ -47,7 +47,7 @@ class Head(nn.Module):
         """Read hidden states: (B, L, T, W), mask (B, T) of 0, 1 and, in pairs, 2 -> (B, T, C) or (B, C)"""
         if self.reads_first:
             hidden, mask = hidden[:, :, :1], mask[:, :1]  # the others would be computed and thrown away
-        hidden, half = self.take(hidden), self.half and self.training
+        hidden, half = self.take(hidden), self.halved and self.training
         with torch.autocast(hidden.device.type, torch.bfloat16) if half else nullcontext():
             x = self._represent(hidden, mask > 0)
         x = x.to(self.read.weight.dtype)
@@ -57,7 +57,7 @@ class Head(nn.Module):
 
     def take(self, hidden: Tensor) -> Tensor:
         """Return the states in the type that it computes in."""
-        return hidden.to(torch.bfloat16 if self.half and self.training else self.read.weight.dtype)
+        return hidden.to(torch.bfloat16 if self.halved and self.training else self.read.weight.dtype)
 
     @property
     def reads_first(self) -> bool:
