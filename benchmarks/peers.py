@@ -333,9 +333,9 @@ def report(given: argparse.Namespace) -> None:
         f"`python benchmarks/peers.py --alone`: MiniLM, two cores, at most {ROWS:,} rows of train (a tenth of them to "
         f"choose on), {DEV_ROWS:,} of dev; the same rows, tokens and seeds for all. Mean over {seeds} "
         "with 95 % interval; three learning rates each, chosen on validation with the first seed; seconds, memory and "
-        "latency of the first seed, alone on the machine, tuning not counted. `bertvision-run` is what `bertvision run` "
-        "does unless told otherwise: nothing tuned, a constant rate; the other rows of BERTVision are each its own "
-        "run, whose rate falls to zero. Memory: the peak no file backs, above "
+        "latency of the first seed, alone on the machine, tuning not counted. `bertvision-run` is what "
+        "`bertvision run` does unless told otherwise: nothing tuned, a constant rate; the other rows of BERTVision are "
+        "each its own run, whose rate falls to zero. Memory: the peak no file backs, above "
         "imports, of the whole and of the head stage.",
         "",
         *headline(found),
