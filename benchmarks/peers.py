@@ -365,13 +365,14 @@ def report(given: argparse.Namespace) -> None:
 
 
 def draw(task: str, found: list[dict[str, Any]]) -> None:
-    """Draw score against seconds, one line for each method."""
-    shown = [row for row in found if "checkpoint" not in row["method"]]
+    """Draw score against seconds, one line for each method; of the variants, the control."""
+    drawn = [*METHODS, "bertvision, last layer only"]
+    shown = [row for row in found if row["method"] in drawn]
     columns = ("method", "length", "score", "seconds", "low", "high")
     base = alt.Chart(alt.Data(values=[{name: row[name] for name in columns} for row in shown]))
-    x = alt.X("seconds", type="quantitative", scale=alt.Scale(type="log"))
+    x = alt.X("seconds", type="quantitative", scale=alt.Scale(type="log", nice=False, padding=12))
     y = alt.Y("score", type="quantitative", scale=alt.Scale(zero=False), title=TABLE[task].primary)
-    color = alt.Color("method", type="nominal")
+    color = alt.Color("method", type="nominal", sort=drawn, legend=alt.Legend(labelLimit=300))
     bars = base.mark_rule(opacity=0.4).encode(x=x, y=alt.Y("low", type="quantitative"), y2="high", color=color)
     lines, points = base.mark_line().encode(x=x, y=y, color=color), base.mark_point(filled=True)
     chart = alt.layer(bars, lines, points.encode(x=x, y=y, color=color))
