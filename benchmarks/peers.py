@@ -317,21 +317,22 @@ def headline(found: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def few(row: dict[str, Any]) -> str:
-    """Mark a score that comes of fewer seeds than there are."""
-    complete = row["seeds"] == len(SEEDS) or not METHODS[row["method"].partition(",")[0]].random
-    return "" if complete else f" ({row['seeds']} of {len(SEEDS)} seeds)"
+def few(row: dict[str, Any], most: int) -> str:
+    """Mark a score that comes of fewer seeds than the others."""
+    complete = row["seeds"] == most or not METHODS[row["method"].partition(",")[0]].random
+    return "" if complete else f" ({row['seeds']} of {most} seeds)"
 
 
 def report(given: argparse.Namespace) -> None:
     """Write the table, the numbers and the chart of score against seconds."""
     found = rows(given)
     seeds = "one seed" if len(given.seeds) == 1 else f"{len(given.seeds)} seeds"
+    chosen_seeds = "" if given.seeds == SEEDS else f" --seeds {','.join(map(str, given.seeds))}"
     lines = [
         "# BERTVision and its peers",
         "",
-        f"`python benchmarks/peers.py --alone`: MiniLM, two cores, at most {ROWS:,} rows of train (a tenth of them to "
-        f"choose on), {DEV_ROWS:,} of dev; the same rows, tokens and seeds for all. Mean over {seeds} "
+        f"`python benchmarks/peers.py --alone{chosen_seeds}`: MiniLM, two cores, at most {ROWS:,} rows of train (a "
+        f"tenth of them to choose on), {DEV_ROWS:,} of dev; the same rows, tokens and seeds for all. Mean over {seeds} "
         "with 95 % interval; three learning rates each, chosen on validation with the first seed; seconds, memory and "
         "latency of the first seed, alone on the machine, tuning not counted. `bertvision-run` is what "
         "`bertvision run` does unless told otherwise: nothing tuned, a constant rate; the other rows of BERTVision are "
@@ -353,7 +354,7 @@ def report(given: argparse.Namespace) -> None:
             apart = f"{stages.get('states', 0):.0f}, {stages.get('head', 0):.0f}" if "states" in stages else ""
             memory = f"{max(peak.values()) / 1e6:.0f}" + (f", {peak['head'] / 1e6:.0f}" if "head" in peak else "")
             lines.append(
-                f"| {row['method']} | {row['length']:g} | {row['score']:.1f}{few(row)} "
+                f"| {row['method']} | {row['length']:g} | {row['score']:.1f}{few(row, len(given.seeds))} "
                 f"| {row['low']:.1f} - {row['high']:.1f} "
                 f"| {row['seconds']:.0f}{'' if row['alone'] else ' (not alone)'} | {apart} | {memory} "
                 f"| {row['trainable']:,} | {row['kept'] / 1e6:.1f} | {1000 * row['latency']:.1f} |"
