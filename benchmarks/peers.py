@@ -327,11 +327,11 @@ def report(given: argparse.Namespace) -> None:
     """Write the table, the numbers and the chart of score against seconds."""
     found = rows(given)
     seeds = "one seed" if len(given.seeds) == 1 else f"{len(given.seeds)} seeds"
-    chosen_seeds = "" if given.seeds == SEEDS else f" --seeds {','.join(map(str, given.seeds))}"
+    which = "" if given.seeds == SEEDS else f" --seeds {','.join(map(str, given.seeds))}"
     lines = [
         "# BERTVision and its peers",
         "",
-        f"`python benchmarks/peers.py --alone{chosen_seeds}`: MiniLM, two cores, at most {ROWS:,} rows of train (a "
+        f"`python benchmarks/peers.py --alone{which}`: MiniLM, two cores, at most {ROWS:,} rows of train (a "
         f"tenth of them to choose on), {DEV_ROWS:,} of dev; the same rows, tokens and seeds for all. Mean over {seeds} "
         "with 95 % interval; three learning rates each, chosen on validation with the first seed; seconds, memory and "
         "latency of the first seed, alone on the machine, tuning not counted. `bertvision-run` is what "
