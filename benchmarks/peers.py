@@ -266,7 +266,8 @@ def verdicts(found: list[dict[str, Any]]) -> list[str]:
     ]
     return [
         *lines,
-        f"Peak memory of the head stage in a process of its own, of full fine-tuning's: {', '.join(shares)}.",
+        "Peak memory of the head stage where nothing was fine-tuned before it, of full fine-tuning's: "
+        f"{', '.join(shares)}.",
     ]
 
 

@@ -175,7 +175,6 @@ def _resume(prepared: Prepared, point: Point, specs: Sequence[str], start: Run |
         "weights": point.weights,
         "data": fingerprint(prepared.train, prepared.validation),
         "labels": prepared.experiment.labels,
-        "precision": prepared.experiment.precision,
         "start": start.directory.name if start else "",
     }
     return point.directory / f"resume-{value_hash(settings)}.safetensors"
@@ -207,7 +206,6 @@ def _head_directory(prepared: Prepared, point: Point, spec: str, start: Run | No
         "seed": experiment.seed,
         "weights": point.weights,
         "dev": fingerprint(prepared.dev),
-        "precision": experiment.precision,
     }
     if experiment.labels != 1:
         settings["labels"] = experiment.labels
