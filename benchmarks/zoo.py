@@ -217,14 +217,15 @@ def sentences(given: argparse.Namespace) -> None:
         point = pipeline.open_point(prepared, pipeline.finetune(prepared, given.runs), fraction)
         return {DECAYED: pipeline.bert_run(prepared, point)}
 
-    for stage in given.stages or ["main", "decayed", "deep", "xception"]:
+    stages = ["main", "decayed", "deep", "xception"]
+    for stage in stages:
         seeds = given.seeds[:1] if stage == "xception" else given.seeds
         for seed, task, fraction in itertools.product(seeds, given.tasks, given.fractions):
             path = KEPT / f"sentences-{stage}-{task}-{fraction:g}-{seed}.npz"
             default = default_of(task)
             names = [DECAYED] if stage == "decayed" else [row_name(spec, default) for spec in specs(stage, default)]
             names += [OURS] if stage == "main" else []
-            if not (old := path.is_file()) and given.report:
+            if not (old := path.is_file()) and (given.report or stage not in (given.stages or stages)):
                 continue
             made = kept(path, names, partial(make_cell, stage, task, fraction, seed))
             cell = found.setdefault((task, fraction), {})
@@ -303,14 +304,15 @@ def spans(given: argparse.Namespace) -> None:
         return train(experiment, 0.0, given.runs, default)
 
     plan: list[tuple[str, Path, int, Sequence[str]]] = []
-    for stage in given.stages or ["main", "heavy", "cnn", "deep"]:
+    stages = ["main", "heavy", "cnn", "deep"]
+    for stage in stages:
         if stage == "main":
             plan += [(stage, path, seed, main) for seed in given.seeds for path in places]
         else:
             plan += [(stage, path, given.seeds[0], specs[stage]) for path in places]
     for stage, path, seed, chosen in plan:
         kept_in = KEPT / f"spans-{stage}-{path.name}-{seed}.npz"
-        if not (old := kept_in.is_file()) and given.report:
+        if not (old := kept_in.is_file()) and (given.report or stage not in (given.stages or stages)):
             continue
         names = [row_name(spec, default) for spec in chosen] + ([OURS] if default in chosen else [])
         made = kept(kept_in, names, partial(make_cell, path, seed, stage, chosen))
@@ -381,7 +383,7 @@ def main() -> None:
     parser.add_argument("--checkpoints", type=Path)
     parser.add_argument("--stores", type=Path, default=Path("runs/zoo-stores"))
     parser.add_argument("--epochs", type=float, default=1.0, help="of span heads")
-    parser.add_argument("--stages", default=[], type=lambda text: text.split(","), help="of all, in this order")
+    parser.add_argument("--stages", default=[], type=lambda text: text.split(","), help="what to run; the report has all there is")
     parser.add_argument("--report", action="store_true", help="only write what there is")
     parser.add_argument("--runs", type=Path, default=Path("runs"))
     parser.add_argument("--json", type=Path)

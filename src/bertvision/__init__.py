@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any
 os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 # Before it allocates: large tensors come and go with every batch, and small pages make that slow.
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+# Before it multiplies: kernels are kept by shape, each with memory of its own, and batches have many shapes.
+os.environ.setdefault("LRU_CACHE_CAPACITY", "1")  # PyTorch's cache of them, in front of oneDNN's
+os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
 
 if TYPE_CHECKING:
     from bertvision.backbones import BACKBONES, load_backbone

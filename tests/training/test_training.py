@@ -146,6 +146,28 @@ def test_accumulation_gives_the_same_gradient():
     torch.testing.assert_close(weights(whole), weights(pieces), atol=1e-5, rtol=1e-4)
 
 
+class Normed(Probe):
+    """Counts the rows that it sees at once."""
+
+    def __init__(self, normed: bool):
+        super().__init__()
+        self.norm, self.seen = nn.BatchNorm1d(WIDTH) if normed else nn.Identity(), set()
+
+    def forward(self, hidden, mask):
+        self.seen |= {len(hidden)}
+        return self.layers(self.norm(hidden[:, 0, 0]))
+
+
+def test_long_batches_of_states_are_learned_in_pieces(monkeypatch):
+    """The descent is the same; what a batch norm sees is never cut."""
+    whole, pieces, normed = Normed(False), Normed(False), Normed(True)
+    fit({"a": whole}, States(), loss, {"a": OPTIM})
+    monkeypatch.setattr(loop, "PIECE", 3 * TOKENS)
+    fit({"a": pieces, "b": normed}, States(), loss, {"a": OPTIM, "b": OPTIM})
+    assert (whole.seen, pieces.seen, normed.seen) == ({8}, {2, 3}, {8})
+    torch.testing.assert_close(weights(whole), weights(pieces), atol=1e-5, rtol=1e-4)
+
+
 def test_each_in_a_chorus_trains_as_if_alone():
     """Own rate, clipping, early stopping and dropout, whoever else sings."""
     states = States()

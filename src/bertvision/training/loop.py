@@ -22,6 +22,7 @@ Grade = tuple[float, float]
 
 SAVE_SHARE = 0.02  # of the time, at most, goes into saving
 SAVE_SECONDS = 20.0  # between two saves, at least
+PIECE = 1024  # tokens of hidden states that a head learns from at once on a CPU: more need memory, and are no faster
 
 
 def fit(
@@ -140,7 +141,7 @@ def _step(student: Student, batch: Batch, loss: Loss, step: int, per_epoch: int)
     for group in student.optimizer.param_groups:
         group["lr"] = student.optim.learning_rate * rate(step, per_epoch, student.optim) * group["pace"]
     total = 0.0
-    for piece in _pieces(batch, student.optim.accumulate):
+    for piece in _pieces(batch, max(student.optim.accumulate, _needed(student.model, batch))):
         share = len(piece.labels) / len(batch.labels)
         value = _mean_loss(loss, student.model(piece.inputs, piece.mask), piece) * share
         student.scaler.scale(value).backward()
@@ -166,6 +167,12 @@ def _mean_loss(loss: Loss, logits: Tensor | list[Any], batch: Batch) -> Tensor:
     if isinstance(logits, list):
         return torch.stack([_mean_loss(loss, each, batch) for each in logits]).mean()
     return loss(logits.float(), batch.labels, batch.mask)
+
+
+def _needed(model: nn.Module, batch: Batch) -> int:
+    """How many pieces keep the memory of a step small; batch norm must see the whole, a GPU and an encoder want it."""
+    states, whole = isinstance(batch.inputs, Tensor), any(isinstance(m, nn.BatchNorm1d) for m in model.modules())
+    return 1 if not states or whole or batch.mask.device.type != "cpu" else -(-batch.mask.numel() // PIECE)
 
 
 def _pieces(batch: Batch, pieces: int) -> list[Batch]:
