@@ -73,7 +73,7 @@ HEAVY_SPANS = [
 CNN_SPANS = [name for name in heads.HEADS if "cnn" in name]
 DEEP_SPANS = [name for name in heads.HEADS if "ception" in name and "adapter" in name]  # the others are for sentences
 # Convolutions over the image of a window take up to 50 times as long as the backbone that made it.
-PARTS = {"cnn": {"limit": 300, "limit_dev": 300}, "deep": {"limit": 60, "limit_dev": 100}}
+PARTS = {"cnn": {"limit": 150, "limit_dev": 200}, "deep": {"limit": 60, "limit_dev": 60}}
 LIMITS = {"sst2": 10_000}
 EPOCHS = {"xception": 1.0}  # of sentence heads, else 5: as large as the encoder, and 20 times as slow as its small twin
 WAYS = ["max", "mean", "product"]

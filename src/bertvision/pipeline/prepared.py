@@ -20,7 +20,8 @@ from bertvision.training import predict
 from bertvision.types import Batches, Features, Predictions, Shape
 
 EVAL_ROWS = 64
-EVAL_TOKENS = 4096  # with padding; more is no faster and takes more memory
+EVAL_TOKENS = {"cpu": 1024}  # with padding; more is no faster and takes more memory
+EVAL_TOKENS_ELSEWHERE = 4096
 EVAL_BYTES = 128 * 1024**2  # of all layers at once; several batches are under way when they are stored
 
 Notify = Callable[[str], None]
@@ -90,7 +91,8 @@ class Prepared:
 
     def ordered(self, split: Split) -> Tokens:
         """Batches of a split, for predicting."""
-        budget = min(EVAL_TOKENS, EVAL_BYTES // self.token_bytes)
+        most = EVAL_TOKENS.get(runtime.device().type, EVAL_TOKENS_ELSEWHERE)
+        budget = min(most, EVAL_BYTES // self.token_bytes)
         return Tokens(split.features, EVAL_ROWS, self.pad_ids, budget=budget)
 
     def predict(
