@@ -258,8 +258,13 @@ def verdicts(found: list[dict[str, Any]]) -> list[str]:
             f"BERTVision, {name}, has of that score, in that share of its time: {each}. At least 99 % in at most half "
             f"of the time: {half} of {len(shares)}; in a third: {third}."
         )
-    lines += equal_time(found, ours, "the longest that fits", lambda row: row["length"])
-    lines += equal_time(found, ours, "length by validation", lambda row: row["validation"])
+    everyone = [row for row in found if not row["method"].startswith("bertvision")]
+    peers = dict.fromkeys(row["method"] for row in everyone)
+    settled = [row for name in peers for row in by_validation([r for r in everyone if r["method"] == name]).values()]
+    all_ours = [row for row in found if row["method"] in ("bertvision", "bertvision-run")]
+    lines += equal_time(settled, all_ours, "everyone's length by validation", lambda row: row["validation"])
+    lines += equal_time(everyone, all_ours, "every run of a peer, our length by validation", lambda r: r["validation"])
+    lines += equal_time(everyone, all_ours, "every run of a peer, our longest that fits", lambda row: row["length"])
     untuned = {row["task"]: row["peak"]["head"] for row in ours if row["length"] == 0}
     shares = [
         f"{task} {untuned[task] / max(row['peak'].values()):.2f}" for task, row in best.items() if task in untuned
@@ -272,13 +277,11 @@ def verdicts(found: list[dict[str, Any]]) -> list[str]:
 
 
 def equal_time(
-    found: list[dict[str, Any]], ours: list[dict[str, Any]], rule: str, by: Callable[[dict[str, Any]], float]
+    peers: list[dict[str, Any]], ours: list[dict[str, Any]], rule: str, by: Callable[[dict[str, Any]], float]
 ) -> list[str]:
-    """Set every run of a peer beside the run of BERTVision that a rule chooses among those that take no longer."""
+    """Set runs of peers beside the run of BERTVision that a rule chooses among those that take no longer."""
     lines, above = [], dict.fromkeys((row["task"] for row in ours), True)
-    for row in found:
-        if row["method"].startswith("bertvision") or row["task"] not in above:
-            continue
+    for row in peers:
         mine = [one for one in ours if one["task"] == row["task"]]
         equal = [one for one in mine if one["seconds"] <= row["seconds"]]
         rival = max(equal, key=by, default=None)
@@ -291,11 +294,11 @@ def equal_time(
         above[row["task"]] = False
         lines.append(
             f"{row['task']}: {row['method']} at {row['length']:g} epochs ({row['score']:.1f}, {row['seconds']:.0f} s) "
-            f"over {rival['length']:g} epochs ({rival['score']:.1f}, {rival['seconds']:.0f} s)"
+            f"over {rival['method']} at {rival['length']:g} ({rival['score']:.1f}, {rival['seconds']:.0f} s)"
         )
     clear = [task for task, is_above in above.items() if is_above]
     return [
-        f"At equal time ({rule}) BERTVision is above every run of every peer on {len(clear)} of {len(above)} tasks"
+        f"At equal time ({rule}) BERTVision is above every peer on {len(clear)} of {len(above)} tasks"
         f"{': ' * bool(clear)}{', '.join(clear)}." + (f" Above it: {'; '.join(lines)}." if lines else "")
     ]
 
