@@ -75,7 +75,9 @@ DEEP_SPANS = [name for name in heads.HEADS if "ception" in name and "adapter" in
 # Convolutions over the image of a window take up to 50 times as long as the backbone that made it.
 PARTS = {"cnn": {"limit": 150, "limit_dev": 200}, "deep": {"limit": 60, "limit_dev": 60}}
 LIMITS = {"sst2": 10_000}
-EPOCHS = {"xception": 1.0}  # of sentence heads, else 5: as large as the encoder, and 20 times as slow as its small twin
+EPOCHS = {
+    "xception": 1.0
+}  # of sentence heads, else 5: as large as the encoder, a dozen times as slow as its small twin
 WAYS = ["max", "mean", "product"]
 BERT, DECAYED = "BERT, same checkpoint", "BERT, decayed to zero"
 LAST, ONLY = "control: last, retrained", "control: default head, last layer only"
@@ -256,7 +258,7 @@ def report_sentences(found: dict[tuple[str, float], Cell], given: argparse.Names
         f"The default head is `{default_of('mrpc')}` for pairs and `{default_of('sst2')}` for single texts. "
         "sst2: 10,000 rows of train. mrpc, rte, sst2: accuracy; stsb: Pearson x 100, where every way to combine is the "
         "average. Fine-tuned through BERT's own head; products in float32 or, where the machine has it, bfloat16. "
-        "Heads train for 5 epochs at a rate of 1e-3, the full Xception for one, with one seed.",
+        "Heads train for 5 epochs at a rate of 1e-3; the full Xception, where it has been run, for one, with one seed.",
         "",
     ]
     defaults = {task: default_of(task) for task in given.tasks}
@@ -332,7 +334,8 @@ def report_spans(stages: dict[str, dict[str, Cell]], given: argparse.Namespace, 
     lines = [
         "# Span heads, side by side",
         "",
-        "`python benchmarks/zoo.py spans --data-dir SQUAD --checkpoints DIR --stores DIR`: MiniLM fine-tuned on "
+        "`python benchmarks/zoo.py spans --data-dir SQUAD --checkpoints DIR --stores DIR --seeds "
+        f"{','.join(map(str, given.seeds))}`: MiniLM fine-tuned on "
         "SQuAD 2.0 (33 articles) for the epochs that head the columns, **one seed of fine-tuning**; "
         f"{len(given.seeds)} seeds of heads (fewer where marked), {given.epochs:g} epoch over all of its train "
         "questions from an int8 store. F1 on 2,724 dev questions of other articles, 95 % interval (bootstrap over head "
