@@ -1,6 +1,6 @@
 """Every head beside BERT, the controls and the ensembles; the default head tested against each of them.
 
-    python benchmarks/zoo.py sentences --data-dir GLUE [--stages main,decayed,deep,xception]
+    python benchmarks/zoo.py sentences --data-dir GLUE [--stages main,ours,decayed,deep,xception]
     python benchmarks/zoo.py spans --data-dir SQUAD --checkpoints DIR --stores DIR [--stages main,heavy,cnn,deep]
     python benchmarks/zoo.py sentences|spans --report
 
@@ -89,8 +89,8 @@ Cell = dict[str, list[Scored]]
 """Every model, seed by seed."""
 
 
-def train(experiment: Experiment, fraction: float, root: Path, default: str) -> dict[str, Run]:
-    """Train and score an experiment's heads, BERT, and the ensembles of BERT with the default head."""
+def train(experiment: Experiment, fraction: float, root: Path, default: str = "") -> dict[str, Run]:
+    """Train and score an experiment's heads, BERT, and the ensembles of BERT with the default head, if it is told."""
     prepared = pipeline.prepare(experiment)
     point = pipeline.open_point(prepared, pipeline.finetune(prepared, root), fraction)
     trained = {run.name: run for run in pipeline.train_heads(prepared, point)}
@@ -114,10 +114,11 @@ def default_of(task: str) -> str:
     )
 
 
-def row_name(spec: str, default: str) -> str:
+def row_name(spec: str, default: str = "") -> str:
     """Name a head as the tables do."""
     name = heads.canonical(spec)
-    return {"last": LAST, heads.last_layer_only(default): ONLY}.get(name, name)
+    only = heads.last_layer_only(default) if default else None
+    return {"last": LAST, only: ONLY}.get(name, name)
 
 
 def add(cell: Cell, found: dict[str, Scored]) -> None:
@@ -195,8 +196,9 @@ def sentences(given: argparse.Namespace) -> None:
     found: dict[tuple[str, float], Cell] = {}
 
     def specs(stage: str, default: str) -> list[str]:
-        own = [*dict.fromkeys(map(heads.canonical, [*OWN_SENTENCES, default])), "last", heads.last_layer_only(default)]
-        return [*(own if stage == "main" else []), *PAPER_SENTENCES[stage]]
+        if stage == "ours":  # apart: when the default changes, the others stay
+            return [default, heads.last_layer_only(default)]
+        return [*([*OWN_SENTENCES, "last"] if stage == "main" else []), *PAPER_SENTENCES[stage]]
 
     def make_cell(stage: str, task: str, fraction: float, seed: int) -> dict[str, Run]:
         default = default_of(task)
@@ -212,7 +214,8 @@ def sentences(given: argparse.Namespace) -> None:
         )
         if stage != "decayed":
             optim = replace(base.train, learning_rate=1e-3, epochs=EPOCHS.get(stage, 5.0))
-            return train(replace(base, heads=specs(stage, default), train=optim), fraction, given.runs, default)
+            told = default if stage == "ours" else ""
+            return train(replace(base, heads=specs(stage, default), train=optim), fraction, given.runs, told)
         decayed = replace(
             base, fractions=[fraction], finetune=Optim(schedule="linear", warmup=0.1 * fraction), heads=[]
         )
@@ -220,19 +223,21 @@ def sentences(given: argparse.Namespace) -> None:
         point = pipeline.open_point(prepared, pipeline.finetune(prepared, given.runs), fraction)
         return {DECAYED: pipeline.bert_run(prepared, point)}
 
-    stages = ["main", "decayed", "deep", "xception"]
+    stages = ["main", "ours", "decayed", "deep", "xception"]
     for stage in stages:
         seeds = given.seeds[:1] if stage == "xception" else given.seeds
         for seed, task, fraction in itertools.product(seeds, given.tasks, given.fractions):
             path = KEPT / f"sentences-{stage}-{task}-{fraction:g}-{seed}.npz"
             default = default_of(task)
-            names = [DECAYED] if stage == "decayed" else [row_name(spec, default) for spec in specs(stage, default)]
-            names += [OURS] if stage == "main" else []
+            names = [OURS, ONLY] if stage == "ours" else [DECAYED]
+            if stage not in ("ours", "decayed"):
+                names = [row_name(spec) for spec in specs(stage, default)]
             if not (old := path.is_file()) and (given.report or stage not in (given.stages or stages)):
                 continue
             made = kept(path, names, partial(make_cell, stage, task, fraction, seed))
             cell = found.setdefault((task, fraction), {})
-            add(cell, {name: each for name, each in made.items() if name != BERT or stage == "main"})
+            shown = [name for name in made if name != BERT and name != default] if stage == "ours" else list(made)
+            add(cell, {name: made[name] for name in shown if name != BERT or stage == "main"})
             if not old:
                 print(stage, task, fraction, seed, flush=True)
     report_sentences(found, given)

@@ -144,6 +144,24 @@ def test_comparing_tells_two_texts_apart_and_leaves_one_alone():
     assert x.grad is not None and x.grad.isfinite().all() and not x.grad[2].any()
 
 
+def test_aligning_finds_what_one_text_lacks():
+    gather = GATHERS["align"](SENTENCE, 3)
+    a, b, c = torch.eye(3)
+    x = torch.stack([torch.stack(row) for row in ([a, b, a, c], [a, b, b, a], [a, 5 * b, c, c])]).requires_grad_()
+    mask = torch.tensor([[1, 1, 2, 0], [1, 1, 2, 2], [1, 1, 1, 0]])
+    found = gather(x, mask)
+    # The first text has b, which the second lacks; beside its like, a, it differs in both. The second lacks little.
+    e = torch.tensor(-24.0).exp()
+    torch.testing.assert_close(found[0, :3], torch.tensor([1.0, 1.0, 0.0]) * 3**0.5)
+    torch.testing.assert_close(found[0, 3:], torch.tensor([1.0, 1.0, 0.0]) * e / (1 + e) * 3**0.5)
+    assert found[1].max() < 0.001  # the same words in another order
+    assert not found[2].any()
+    swapped = gather(x[:1, [2, 0, 1, 3]], torch.tensor([[1, 2, 2, 0]]))
+    torch.testing.assert_close(swapped, found[:1].roll(3, dims=1))
+    found.sum().backward()
+    assert x.grad is not None and x.grad.isfinite().all() and not x.grad[2].any()
+
+
 def test_copies_begin_apart_and_their_mean_answers():
     shape = Shape(layers=4, tokens=8, width=8, outputs=3, per_token=False)
     torch.manual_seed(0)

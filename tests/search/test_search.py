@@ -240,7 +240,7 @@ def test_what_is_usual_is_told_by_kind_if_the_space_has_it():
         return usual(check(space, **known), experiment, **known)
 
     common = {"learning_rate": 2e-3, "epochs": 3, "fraction": 0.3, "size": 32, "layers": "all", "dropout": 0.0}
-    assert told("pair", Space()) == common | {"head": "adapter:copies=3", "gather": "max+compare"}
+    assert told("pair", Space()) == common | {"head": "adapter:copies=3", "gather": "max+compare+align"}
     assert told("text", Space()) == common | {"head": "adapter:copies=3", "gather": "max"}
     assert told("span", Space()) == common | {"head": "adapter-skip", "size": 64, "learning_rate": 1e-3}
     fixed = told("text", Space(), ["adapter:copies=3,gather=cls", "adapter:copies=3,size=32"])

@@ -112,10 +112,10 @@ HEADS: dict[str, Row] = {
 
 DEFAULTS = {
     "span": ["learned", "adapter-skip"],
-    "pair": ["learned", "adapter:copies=3,gather=max+compare,size=32"],
+    "pair": ["learned", "adapter:copies=3,gather=max+compare+align,size=32"],
     "text": ["learned", "adapter:copies=3,gather=max,size=32"],
 }
-"""The heads trained when none are named, by the task's kind (docs/decisions/0020)."""
+"""The heads trained when none are named, by the task's kind (docs/decisions/0020, 0023)."""
 
 RATES = {"span": 1e-3, "pair": 2e-3, "text": 2e-3}
 """The learning rate of heads, when none is given."""

@@ -71,6 +71,27 @@ class Compare(nn.Module):
         return torch.cat(found, dim=-1)
 
 
+class Align(nn.Module):
+    """What each text says that the other does not: every token beside its like in the other text.
+
+    Its like is a mix of the other's tokens, by how much they resemble it. |x - like|, largest over each text, brought
+    to the size that `Compare` has. Zeros for one text.
+    """
+
+    sharpness = 24.0
+    """How much the closest counts more than others: 0 would be the mean of them all."""
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        second = mask == 2
+        first = (mask > 0) & ~second
+        x = functional.normalize(x, dim=-1)
+        others = torch.where(second[:, :, None], first[:, None], second[:, None])
+        mix = torch.baddbmm(_away(others, x.dtype), x, x.transpose(1, 2), alpha=self.sharpness).softmax(dim=-1)
+        lacks = (x - torch.bmm(mix, x)).abs()
+        found = torch.cat([_largest(lacks, here) for here in (first, second)], dim=-1)
+        return torch.where(second.any(dim=1, keepdim=True), found, 0.0) * x.shape[-1] ** 0.5
+
+
 class Several(nn.Module):
     """Lay the results of several gathers side by side."""
 
@@ -84,8 +105,12 @@ class Several(nn.Module):
 
 # A sum and a product, whose gradients are cheap; masked copies of x would each cost two more passes over it.
 def _largest(x: Tensor, real: Tensor) -> Tensor:
-    away = torch.zeros_like(real, dtype=x.dtype).masked_fill(~real, torch.finfo(x.dtype).min / 2)
-    return (x + away.unsqueeze(-1)).amax(dim=1)
+    return (x + _away(real, x.dtype).unsqueeze(-1)).amax(dim=1)
+
+
+def _away(real: Tensor, dtype: torch.dtype) -> Tensor:
+    """What to add where nothing stands, so that it is never the largest."""
+    return torch.zeros_like(real, dtype=dtype).masked_fill(~real, torch.finfo(dtype).min / 2)
 
 
 def _mean(x: Tensor, real: Tensor) -> Tensor:
@@ -103,6 +128,7 @@ GATHERS = {
     "max": lambda shape, features: Max(),
     "attention": lambda shape, features: Attention(features),
     "compare": lambda shape, features: Compare(),
+    "align": lambda shape, features: Align(),
     "all": lambda shape, features: All(shape.tokens),
 }
 

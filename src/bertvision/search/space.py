@@ -14,7 +14,7 @@ from bertvision.errors import BertVisionError
 CANDIDATES = ["learned", "adapter", "adapter:copies=3", "adapter-skip"]
 """The heads tried when none are named."""
 OPTIONS = ("size", "gather", "layers", "dropout")
-GATHERS = {"pair": ["cls", "mean", "max", "max+compare"]}
+GATHERS = {"pair": ["cls", "mean", "max", "max+compare", "max+compare+align"]}
 """What is tried where there are more ways than to look at one text."""
 
 
