@@ -196,9 +196,9 @@ def sentences(given: argparse.Namespace) -> None:
     found: dict[tuple[str, float], Cell] = {}
 
     def specs(stage: str, default: str) -> list[str]:
-        if stage == "ours":  # apart: when the default changes, the others stay
-            return [default, heads.last_layer_only(default)]
-        return [*([*OWN_SENTENCES, "last"] if stage == "main" else []), *PAPER_SENTENCES[stage]]
+        if stage == "ours":  # apart, with what it is tested against: when the default changes, the others stay
+            return [default, "last", heads.last_layer_only(default)]
+        return [*(OWN_SENTENCES if stage == "main" else []), *PAPER_SENTENCES[stage]]
 
     def make_cell(stage: str, task: str, fraction: float, seed: int) -> dict[str, Run]:
         default = default_of(task)
@@ -229,15 +229,15 @@ def sentences(given: argparse.Namespace) -> None:
         for seed, task, fraction in itertools.product(seeds, given.tasks, given.fractions):
             path = KEPT / f"sentences-{stage}-{task}-{fraction:g}-{seed}.npz"
             default = default_of(task)
-            names = [OURS, ONLY] if stage == "ours" else [DECAYED]
+            names = [BERT, OURS, LAST, ONLY] if stage == "ours" else [DECAYED]
             if stage not in ("ours", "decayed"):
                 names = [row_name(spec) for spec in specs(stage, default)]
             if not (old := path.is_file()) and (given.report or stage not in (given.stages or stages)):
                 continue
             made = kept(path, names, partial(make_cell, stage, task, fraction, seed))
             cell = found.setdefault((task, fraction), {})
-            shown = [name for name in made if name != BERT and name != default] if stage == "ours" else list(made)
-            add(cell, {name: made[name] for name in shown if name != BERT or stage == "main"})
+            unwanted = [default] if stage == "ours" else [BERT, LAST]
+            add(cell, {name: each for name, each in made.items() if name not in unwanted})
             if not old:
                 print(stage, task, fraction, seed, flush=True)
     report_sentences(found, given)
