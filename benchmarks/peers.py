@@ -77,7 +77,7 @@ METHODS = {
     ),
     "bertvision": Method(
         summary="fine-tuned for a fraction, default head on all layers",
-        lengths=(0, 0.1, 0.3, 1),
+        lengths=(0, 0.1, 0.3, 1, 2),
         rates=(1e-4, 2e-4, 3e-4),
         tuned_at=0.3,
     ),
