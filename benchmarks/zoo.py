@@ -263,7 +263,7 @@ def report_sentences(found: dict[tuple[str, float], Cell], given: argparse.Names
         f"The default head is `{default_of('mrpc')}` for pairs and `{default_of('sst2')}` for single texts. "
         "sst2: 10,000 rows of train. mrpc, rte, sst2: accuracy; stsb: Pearson x 100, where every way to combine is the "
         "average. Fine-tuned through BERT's own head; products in float32 or, where the machine has it, bfloat16. "
-        "Heads train for 5 epochs at a rate of 1e-3; the full Xception, where it has been run, for one, with one seed.",
+        "Heads train for 5 epochs at a rate of 1e-3; the full Xception for one, with one seed.",
         "",
     ]
     defaults = {task: default_of(task) for task in given.tasks}
