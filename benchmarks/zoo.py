@@ -225,8 +225,7 @@ def sentences(given: argparse.Namespace) -> None:
 
     stages = ["main", "ours", "decayed", "deep", "xception"]
     for stage in stages:
-        seeds = given.seeds[:1] if stage == "xception" else given.seeds
-        for seed, task, fraction in itertools.product(seeds, given.tasks, given.fractions):
+        for seed, task, fraction in itertools.product(given.seeds, given.tasks, given.fractions):
             path = KEPT / f"sentences-{stage}-{task}-{fraction:g}-{seed}.npz"
             default = default_of(task)
             names = [BERT, OURS, LAST, ONLY] if stage == "ours" else [DECAYED]
@@ -263,7 +262,7 @@ def report_sentences(found: dict[tuple[str, float], Cell], given: argparse.Names
         f"The default head is `{default_of('mrpc')}` for pairs and `{default_of('sst2')}` for single texts. "
         "sst2: 10,000 rows of train. mrpc, rte, sst2: accuracy; stsb: Pearson x 100, where every way to combine is the "
         "average. Fine-tuned through BERT's own head; products in float32 or, where the machine has it, bfloat16. "
-        "Heads train for 5 epochs at a rate of 1e-3; the full Xception for one, with one seed.",
+        "Heads train for 5 epochs at a rate of 1e-3; the full Xception for one.",
         "",
     ]
     defaults = {task: default_of(task) for task in given.tasks}
