@@ -75,9 +75,8 @@ DEEP_SPANS = [name for name in heads.HEADS if "ception" in name and "adapter" in
 # Convolutions over the image of a window take up to 50 times as long as the backbone that made it.
 PARTS = {"cnn": {"limit": 150, "limit_dev": 200}, "deep": {"limit": 60, "limit_dev": 60}}
 LIMITS = {"sst2": 10_000}
-EPOCHS = {
-    "xception": 1.0
-}  # of sentence heads, else 5: as large as the encoder, a dozen times as slow as its small twin
+# Of sentence heads, else 5: the full Xception is as large as the encoder, a dozen times as slow as its small twin.
+EPOCHS = {"xception": 1.0}
 WAYS = ["max", "mean", "product"]
 BERT, DECAYED = "BERT, same checkpoint", "BERT, decayed to zero"
 LAST, ONLY = "control: last, retrained", "control: default head, last layer only"
@@ -258,7 +257,8 @@ def report_sentences(found: dict[tuple[str, float], Cell], given: argparse.Names
         "",
         f"`python benchmarks/zoo.py sentences --data-dir GLUE`: MiniLM, {len(given.seeds)} seeds of fine-tuning and "
         "heads (fewer where marked), mean score on dev and 95 % interval (bootstrap over seeds and examples). "
-        "Validation, a tenth of train held out before fine-tuning, chose every head's epoch and the default head. "
+        "Validation, a tenth of train held out before fine-tuning, chose every head's epoch; rows of train, the default "
+        "head. "
         f"The default head is `{default_of('mrpc')}` for pairs and `{default_of('sst2')}` for single texts. "
         "sst2: 10,000 rows of train. mrpc, rte, sst2: accuracy; stsb: Pearson x 100, where every way to combine is the "
         "average. Fine-tuned through BERT's own head; products in float32 or, where the machine has it, bfloat16. "

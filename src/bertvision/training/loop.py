@@ -22,7 +22,7 @@ Grade = tuple[float, float]
 
 SAVE_SHARE = 0.02  # of the time, at most, goes into saving
 SAVE_SECONDS = 20.0  # between two saves, at least
-PIECE = 768  # tokens of hidden states that a head learns from at once on a CPU: more need memory, and are no faster
+PIECE = 768  # tokens of hidden states that a head learns from at once on a CPU: more need memory, and are hardly faster
 
 
 def fit(
