@@ -257,8 +257,8 @@ def report_sentences(found: dict[tuple[str, float], Cell], given: argparse.Names
         "",
         f"`python benchmarks/zoo.py sentences --data-dir GLUE`: MiniLM, {len(given.seeds)} seeds of fine-tuning and "
         "heads (fewer where marked), mean score on dev and 95 % interval (bootstrap over seeds and examples). "
-        "Validation, a tenth of train held out before fine-tuning, chose every head's epoch; rows of train, the default "
-        "head. "
+        "Validation, a tenth of train held out before fine-tuning, chose every head's epoch; rows of train, the "
+        "default head. "
         f"The default head is `{default_of('mrpc')}` for pairs and `{default_of('sst2')}` for single texts. "
         "sst2: 10,000 rows of train. mrpc, rte, sst2: accuracy; stsb: Pearson x 100, where every way to combine is the "
         "average. Fine-tuned through BERT's own head; products in float32 or, where the machine has it, bfloat16. "
