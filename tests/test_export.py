@@ -169,3 +169,34 @@ def test_the_whole_zoo_can_be_exported(tiny, reviews, tmp_path):
     predictors = load_all([run for run in result.runs if run.kind == "head"])
     for report in export(predictors, tmp_path / "onnx", rows_of(predictors)):
         assert report["agreement"] == 100.0, report
+
+
+def test_texts_read_apart_and_together_answer_the_same_from_a_graph(tiny, tmp_path):
+    draw = random.Random(0)
+    rows = ["text,other,label"]
+    for number in range(80):
+        words = draw.sample(WORDS, draw.randint(2, 7))
+        other = words[::-1] if number % 2 else draw.sample(WORDS, draw.randint(2, 12))
+        rows.append(f"{' '.join(words)},{' '.join(other)},{number % 2}")
+    (tmp_path / "pairs.csv").write_text("\n".join(rows) + "\n")
+    both = "adapter:copies=2,gather=max+compare+align,size=4,texts=both"
+    heads = ["learned", both, "adapter:gather=max,size=4,texts=apart"]
+    result = make(tiny, tmp_path / "pairs.csv", tmp_path / "runs", heads, text_pair="other")
+    predictors = load_all([run for run in result.runs if run.kind in ("head", "bert", "ensemble")])
+    for each in predictors:
+        found = each.logits(each.encode_examples(rows_of([each])[0]))
+        np.testing.assert_allclose(
+            found.logits, each.run.predictions().logits, atol=0.05
+        )  # scored in bfloat16, perhaps
+    reports = export(predictors, tmp_path / "graph", rows_of(predictors))
+    assert {report["agreement"] for report in reports} == {100.0}
+    pair = ("the film was good", "a very long and quite awful story about this movie")
+    for torch_one, onnx_one in zip(predictors, load_all([tmp_path / "graph"]), strict=True):
+        probability = torch_one.predict(pair)["probability"]
+        assert onnx_one.predict(pair)["probability"] == pytest.approx(probability, abs=1e-4)
+    assert [each.layers[0]["texts"] for each in predictors if each.run.name == both] == ["both"]
+
+
+def test_one_text_cannot_be_read_apart(tiny, reviews, tmp_path):
+    with pytest.raises(BertVisionError, match="is no pair"):
+        make(tiny, reviews, tmp_path, ["adapter:gather=max,texts=apart"])

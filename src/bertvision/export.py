@@ -51,14 +51,16 @@ class Graph(nn.Module):
 
     def __init__(self, trunk: TorchTrunk, inputs: Sequence[str], heads: Mapping[str, str]):
         super().__init__()
+        self.trunk = trunk
         self.backbone = trunk.backbone
         self.inputs = list(inputs)
+        self.names = list(heads)
         self.heads = nn.ModuleList(trunk.heads[name] for name in heads)
 
     def forward(self, *given: Tensor) -> tuple[Tensor, ...]:
         *tokens, mask = given
-        hidden = self.backbone(dict(zip(self.inputs, tokens, strict=True)), mask)
-        return tuple(head(hidden, mask) for head in self.heads)
+        states = self.trunk.states(dict(zip(self.inputs, tokens, strict=True)), mask, self.names)
+        return tuple(head(states[name], mask) for name, head in zip(self.names, self.heads, strict=True))
 
 
 def export(

@@ -1,6 +1,6 @@
 """A backbone with every head that reads it: one forward pass for all of them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -12,9 +12,9 @@ from bertvision import runtime
 from bertvision.backbones import OWN_HEAD, Backbone, load_backbone, weights_hash
 from bertvision.errors import BertVisionError
 from bertvision.files import load_tensors
-from bertvision.heads import Last, build_head, parse, select_layers
+from bertvision.heads import Last, Select, build_head, look_through, parse, select_layers
 from bertvision.runs import Run
-from bertvision.types import Shape
+from bertvision.types import Shape, View
 
 
 class Trunk(Protocol):
@@ -62,6 +62,15 @@ class TorchTrunk:
         self.heads: dict[str, nn.Module] = {}
         self.runs_on = f"torch on {runtime.device().type}"
 
+    def states(self, inputs: dict[str, Tensor], mask: Tensor, names: Iterable[str]) -> dict[str, Tensor]:
+        """Return what each head reads: one pass for all, and one more if any has the texts of pairs read apart."""
+        hidden = self.backbone(inputs, mask)
+        found = dict.fromkeys(names, hidden)
+        if apart := [name for name in found if _reads_apart(self.heads[name])]:
+            both = torch.cat([self.backbone.apart(inputs, mask), hidden], dim=1)
+            found |= dict.fromkeys(apart, both)
+        return found
+
     @torch.inference_mode()
     def read(
         self, inputs: Mapping[str, Tensor], mask: Tensor, wanted: Mapping[str, np.ndarray]
@@ -69,15 +78,20 @@ class TorchTrunk:
         """Read a batch once; each head reads the states of its rows."""
         device = runtime.device()
         mask = mask.to(device)
-        hidden = self.backbone({name: each.to(device) for name, each in inputs.items()}, mask)
+        states = self.states({name: each.to(device) for name, each in inputs.items()}, mask, wanted)
         found = {}
         for name, rows in wanted.items():
+            hidden = states[name]
             if len(rows) == len(mask):
                 found[name] = self.heads[name](hidden, mask).float().cpu().numpy()[rows]
             else:
                 chosen = torch.from_numpy(rows).to(device)
                 found[name] = self.heads[name](hidden[chosen], mask[chosen]).float().cpu().numpy()
         return found
+
+
+def _reads_apart(head: nn.Module) -> bool:
+    return any(isinstance(part, Select) and part.chosen[0] < 0 for part in head.modules())
 
 
 class Trunks:
@@ -97,6 +111,10 @@ class Trunks:
             shape = Shape(**run.experiment["shape"])
             head = build_head(run.name, shape)
             head.load_state_dict(run.weights())
+            # Trained beside a head that has texts read apart, it need not look at states that have them.
+            lowest = -shape.own_layers if _reads_apart(head) else 0
+            seen = View(layers=tuple(range(lowest, shape.own_layers)), pooled=shape.pooled)
+            look_through(head, seen, shape.own_layers)
             if parse(run.name)[1].get("pooled"):
                 head = WithPooled(head, self._own_head(run))
             trunk.heads[name] = head.to(runtime.device()).eval().requires_grad_(False)
@@ -125,7 +143,9 @@ class Trunks:
 
     def _own_head(self, run: Run) -> Last:
         shape = run.experiment["shape"]
-        last = Last(Shape(**shape | {"layers": shape["layers"] - shape.get("pooled", False), "pooled": False}))
+        last = Last(
+            Shape(**shape | {"layers": shape["layers"] - shape.get("pooled", False), "pooled": False, "apart": False})
+        )
         last.load_state_dict(load_tensors(own_head_file(run), "head of BERT's own")[0])
         return last.to(runtime.device()).eval().requires_grad_(False)
 
@@ -144,11 +164,12 @@ def layers_read(run: Run) -> dict[str, Any]:
     shape = run.experiment["shape"]
     available = shape["layers"] - shape.get("pooled", False)
     if run.kind == "bert":
-        return {"of": available, "layers": [available - 1], "pooled": False, "weights": None}
+        return {"of": available, "layers": [available - 1], "pooled": False, "texts": "together", "weights": None}
     name, options = parse(run.name)
     layers = [available - 1] if name == "last" else select_layers(options.get("layers", "all"), available)
     pooled, weights = bool(options.get("pooled")), None
     for key, value in run.weights().items():
         if key.endswith("pool.weights") and value.ndim == 1 and len(value) == len(layers) + pooled:
             weights = value.softmax(dim=0).tolist()
-    return {"of": available, "layers": layers, "pooled": pooled, "weights": weights}
+    texts = options.get("texts", "together")
+    return {"of": available, "layers": layers, "pooled": pooled, "texts": texts, "weights": weights}

@@ -30,6 +30,18 @@ class Shape:
     """True: logits are (B, T, C), as for spans. False: (B, C), as for sentences."""
     pooled: bool = False
     """True: the last of `layers` is not a layer but BERT's pooled [CLS], present at token 0 only."""
+    apart: bool = False
+    """True: as many layers again stand before the others: those of the two texts of a pair, each read by itself."""
+
+    @property
+    def own_layers(self) -> int:
+        """Layers of the backbone."""
+        return self.layers - self.pooled
+
+    @property
+    def numbers(self) -> list[int]:
+        """What the channels of the states are called, as in `View`; the pooled [CLS] is the number behind the last."""
+        return list(range(-self.own_layers if self.apart else 0, self.layers))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +49,8 @@ class View:
     """Which part of the hidden states is wanted: computed, stored and read no more than that."""
 
     layers: tuple[int, ...]
-    """Numbers of the backbone's layers, rising; 0 is the embedding output."""
+    """Numbers of the backbone's layers, rising; 0 is the embedding output. Below 0, as many again: the same layers,
+    embedding output first, where each text of a pair was read by itself."""
     pooled: bool = False
     """One more channel behind the layers: BERT's pooled [CLS], at token 0."""
     first: bool = False

@@ -54,6 +54,25 @@ def test_every_family_keeps_the_contract(family, tmp_path):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+def test_texts_of_a_pair_read_apart_are_read_as_if_alone(family, tmp_path):
+    loaded = load_backbone(str(save_tiny(tmp_path / family, family)))
+    backbone = loaded.backbone.eval()
+    pairs = [("the film was very good", "a bad plot"), ("quite fine", "this story is not great at all")]
+    encoded = loaded.tokenizer(*map(list, zip(*pairs, strict=True)), padding=True, return_tensors="pt")
+    mask = encoded.pop("attention_mask")
+    seconds = [encoded.sequence_ids(row).index(1) for row in range(len(pairs))]
+    for row, second in enumerate(seconds):
+        mask[row, second:] *= 2
+    found = backbone.apart(dict(encoded), mask)
+    assert found.shape == (2, backbone.layers, mask.shape[1], backbone.width)
+    for row, (texts, second) in enumerate(zip(pairs, seconds, strict=True)):
+        here = [slice(0, second), slice(second, int((mask[row] > 0).sum()))]
+        for text, place, lead in zip(texts, here, (0, 1), strict=True):  # the second has no [CLS] in the pair
+            alone = backbone(*batch(loaded.tokenizer, [text]))[0, :, lead:]
+            torch.testing.assert_close(found[row, :, place], alone, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_every_parameter_of_a_reader_learns(family, tmp_path):
     loaded = load_backbone(str(save_tiny(tmp_path / family, family)))
     reader = Reader(loaded.backbone, Last(SENTENCE, dropout=0.0))

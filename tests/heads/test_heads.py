@@ -1,10 +1,25 @@
 """Names, options and exact sizes."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from bertvision.errors import BertVisionError
-from bertvision.heads import GATHERS, HEADS, build_head, canonical, count, expand, last_layer_only, parse, select_layers
+from bertvision.heads import (
+    GATHERS,
+    HEADS,
+    Select,
+    build_for,
+    build_head,
+    canonical,
+    count,
+    expand,
+    last_layer_only,
+    parse,
+    select_layers,
+    view_of,
+)
 from bertvision.types import Shape
 
 BERT_LARGE = 335_141_888
@@ -171,3 +186,54 @@ def test_copies_begin_apart_and_their_mean_answers():
     assert len(each) == 3 and not torch.equal(each[0], each[1])
     torch.testing.assert_close(head.eval()(hidden, mask), (each[0] + each[1] + each[2]) / 3)
     assert count("adapter:copies=3,size=4", shape)[0] == 3 * count("adapter:size=4", shape)[0]
+
+
+PAIR = Shape(layers=5, tokens=16, width=8, outputs=2, per_token=False, apart=True)
+
+
+def test_heads_find_the_layers_of_texts_read_apart():
+    hidden, mask = torch.randn(3, 10, 6, 8), torch.tensor([[1, 1, 1, 2, 2, 2]] * 3)
+    for texts, layers in (("together", slice(5, 10)), ("apart", slice(0, 5))):
+        head = build_head(f"adapter:gather=max,size=4,texts={texts}", PAIR).eval()
+        plain = build_head("adapter:gather=max,size=4", replace(PAIR, apart=False)).eval()
+        plain.load_state_dict({key.removeprefix("head."): value for key, value in head.state_dict().items()})
+        assert torch.equal(head(hidden, mask), plain(hidden[:, layers], mask))
+    last = build_head("adapter:gather=max,size=4,texts=apart,layers=last", PAIR)
+    assert isinstance(last, Select) and last.chosen == [-1]
+
+
+def test_a_head_of_both_readings_is_one_of_each():
+    hidden, mask = torch.randn(3, 10, 6, 8), torch.tensor([[1, 1, 1, 2, 2, 2]] * 3)
+    spec = "adapter:copies=2,gather=max+compare,size=4,texts=both"
+    head = build_head(spec, PAIR)
+    assert count(spec, PAIR)[0] == 4 * count("adapter:gather=max+compare,size=4", replace(PAIR, apart=False))[0]
+    assert [len(each) for each in head.train()(hidden, mask)] == [2, 2]
+    answer = head.eval()(hidden, mask)
+    hidden[:, 0] += 1.0  # a layer of the texts read apart
+    assert not torch.equal(head(hidden, mask), answer)
+    view = view_of([spec.replace("size=4", "size=4,layers=1,3")], PAIR)
+    assert view.layers == (-4, -2, 1, 3, 4)
+    seen = build_for(spec.replace("size=4", "size=4,layers=1,3"), PAIR, view).eval()
+    whole = build_head(spec.replace("size=4", "size=4,layers=1,3"), PAIR).eval()
+    whole.load_state_dict(seen.state_dict())
+    among = [PAIR.numbers.index(number) for number in view.layers]
+    assert torch.equal(seen(hidden[:, among], mask), whole(hidden, mask))
+
+
+@pytest.mark.parametrize(
+    ("spec", "why"),
+    [
+        ("adapter:texts=apart", "one text only"),
+        ("adapter:texts=beside", "value of texts"),
+        ("learned:gather=max,pooled=true,texts=both", "pooled"),
+        ("last:texts=apart", "option of head"),
+    ],
+)
+def test_readings_that_make_no_sense_are_refused(spec, why):
+    with pytest.raises(BertVisionError, match=why):
+        build_head(spec, PAIR)
+
+
+def test_states_of_texts_read_together_are_refused():
+    with pytest.raises(BertVisionError, match="which these states are not of"):
+        build_head("adapter:gather=max,texts=apart", replace(PAIR, apart=False))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,14 +22,14 @@ class Streamed:
 
     def __init__(
         self,
-        backbone: Callable[..., Tensor],
+        backbone: Any,
         tokens: Tokens,
         view: View,
         *,
         pool: Callable[[Tensor], Tensor] | None = None,
         device: torch.device | None = None,
     ):
-        """`pool` makes BERT's pooled [CLS] of the last layer, where the view wants it."""
+        """`backbone`: tokens, mask -> states; `pool`: last layer -> BERT's pooled [CLS], where the view wants it."""
         self.backbone = backbone
         self.tokens = tokens
         self.view = view
@@ -66,12 +67,16 @@ class Streamed:
         """Read one batch. Not in `read`: a yield inside no_grad would switch off the caller's gradients."""
         batch = self.tokens.collate(rows).to(self.device)
         with torch.no_grad():  # not inference_mode: a head must back-propagate from these
-            hidden = self._look(self.backbone(batch.inputs, batch.mask))
+            hidden = self._look(batch.inputs, batch.mask)
         return replace(batch, inputs=hidden, mask=batch.mask[:, :1] if self.view.first else batch.mask)
 
-    def _look(self, hidden: Tensor) -> Tensor:
-        """Reduce all states to the view."""
+    def _look(self, tokens: Any, mask: Tensor) -> Tensor:
+        """Compute the states that the view is of."""
+        hidden = self.backbone(tokens, mask)
         last, layers = hidden[:, -1], list(self.view.layers)
+        if layers[0] < 0:  # the layers of texts that are read apart come before the others, and are counted from behind
+            hidden = torch.cat([self.backbone.apart(tokens, mask), hidden], dim=1)
+            layers = [number + hidden.shape[1] // 2 for number in layers]
         if self.view.first:
             hidden = hidden[:, :, :1]
         if layers != list(range(hidden.shape[1])):

@@ -64,6 +64,27 @@ class Backbone(nn.Module):
         # Some families normalize once more after the last layer; what BERT's own head reads must come last.
         return torch.stack([*output.hidden_states[:-1], output.last_hidden_state], dim=1).float()
 
+    def apart(self, tokens: dict[str, Tensor], mask: Tensor) -> Tensor:
+        """Return every layer with each text of a pair read by itself, [CLS] before it. (B, T) -> (B, L, T, W)
+
+        The states stand where their tokens do. The second text takes the place of a first one: its kind of token, too.
+        """
+        size, device = mask.shape, mask.device
+        first, second = (mask == 1).sum(dim=1, keepdim=True), (mask == 2).sum(dim=1, keepdim=True)
+        # A graph has no sizes that depend on what is read; neither text is longer than the pair.
+        longest = size[1] if torch.compiler.is_exporting() else int(torch.maximum(first, second + 1).max())
+        place = torch.arange(longest, device=device).expand(size[0], longest)
+        there = torch.cat([place < first, place < second + 1])
+        source = torch.cat([place, torch.where(place > 0, first + place - 1, 0)]).clamp(max=size[1] - 1)
+        ids = tokens["input_ids"].repeat(2, 1).gather(1, source)
+        kinds = {name: each[:, :1].repeat(2, longest) for name, each in tokens.items() if name != "input_ids"}
+        hidden = self({"input_ids": ids, **kinds}, there)
+        place = torch.arange(size[1], device=device).expand(size)
+        later = place >= first
+        rows = torch.arange(size[0], device=device).unsqueeze(1)
+        columns = torch.where(later, place - first + 1, place).clamp(max=longest - 1)
+        return hidden.transpose(1, 2).unflatten(0, (2, -1))[later.long(), rows, columns].transpose(1, 2)
+
     def last(self, tokens: dict[str, Tensor], mask: Tensor) -> Tensor:
         """Return the last layer alone, for fine-tuning. (B, T) -> (B, 1, T, W)"""
         with self._autocast(mask):

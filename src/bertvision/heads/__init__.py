@@ -2,7 +2,7 @@
 
 import fnmatch
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from inspect import Parameter, signature
@@ -35,8 +35,10 @@ __all__ = [
     "count",
     "expand",
     "last_layer_only",
+    "look_through",
     "options_of",
     "parse",
+    "reads_apart",
     "train_in",
     "view_of",
 ]
@@ -112,16 +114,22 @@ HEADS: dict[str, Row] = {
 
 DEFAULTS = {
     "span": ["learned", "adapter-skip"],
-    "pair": ["learned", "adapter:copies=3,gather=max+compare+align,size=32"],
+    "pair": ["learned", "adapter:copies=2,gather=max+compare+align,size=32,texts=both"],
     "text": ["learned", "adapter:copies=3,gather=max,size=32"],
 }
-"""The heads trained when none are named, by the task's kind (docs/decisions/0020, 0023)."""
+"""The heads trained when none are named, by the task's kind (docs/decisions/0020, 0023, 0024)."""
 
 RATES = {"span": 1e-3, "pair": 2e-3, "text": 2e-3}
 """The learning rate of heads, when none is given."""
 
 THROUGH = {"span": "last", "pair": "adapter:gather=max+compare", "text": "last"}
 """The head that fine-tuning goes through beside BERT's own, when none is named (docs/decisions/0019)."""
+
+TEXTS = {
+    "together": "the encoder reads the texts of a pair as one",
+    "apart": "it reads each by itself",
+    "both": "a head on each of these, or its copies; their mean answers",
+}
 
 MOST_COPIES = 100  # a misspelt number should not fill the memory
 
@@ -147,7 +155,17 @@ def parse(spec: str) -> tuple[str, dict[str, Any]]:
         raise BertVisionError(f"Head {spec!r} needs copies from 1 to {MOST_COPIES}.")
     for gather in options.get("gather", "cls").split("+"):
         lookup(GATHERS, gather, "gather")
+    if lookup(TEXTS, options.get("texts", "together"), "value of texts") and reads_apart(options):
+        if options.get("gather", known["gather"]) == "cls":
+            raise BertVisionError(f"Head {spec!r} would see one text only; with texts apart, name a gather, e.g. max.")
+        if options.get("pooled"):
+            raise BertVisionError(f"Head {spec!r} wants BERT's pooled [CLS], which is of texts that are read together.")
     return name.strip(), options
+
+
+def reads_apart(options: Mapping[str, Any]) -> bool:
+    """Tell whether a head with these options reads the texts of a pair, each by itself."""
+    return options.get("texts", "together") != "together"
 
 
 def options_of(name: str) -> dict[str, Any]:
@@ -156,8 +174,8 @@ def options_of(name: str) -> dict[str, Any]:
     known = {key: value.default for key, value in list(parameters.items())[1:]}
     if any(p.kind is Parameter.VAR_KEYWORD for p in parameters.values()):
         known.pop("o", None)
-        known |= COMMON
-    return known | {"layers": "all", "pooled": False, "copies": 1}
+        known = COMMON | known
+    return known | {"layers": "all", "pooled": False, "copies": 1} | ({} if name == "last" else {"texts": "together"})
 
 
 def _convert(text: str, default: Any, key: str) -> Any:
@@ -206,17 +224,29 @@ def last_layer_only(spec: str) -> str:
 def build_head(spec: str, shape: Shape) -> nn.Module:
     """Build the head that `spec` names, sized for `shape`."""
     name, options = parse(spec)
-    pooled, layers, copies = options.pop("pooled", False), options.pop("layers", "all"), options.pop("copies", 1)
+    readings = _readings(options, shape)
+    pooled, copies = options.pop("pooled", False), options.pop("copies", 1)
+    for used in ("layers", "texts"):
+        options.pop(used, None)
     if pooled and not shape.pooled:
         raise BertVisionError(f"Head {spec!r} wants BERT's pooled [CLS], which exists for sentence tasks only.")
-    available = shape.layers - shape.pooled
-    chosen = select_layers(layers, available)
-    if pooled:
-        chosen = [*chosen, available]
-    seen = replace(shape, layers=len(chosen), pooled=pooled)
-    made = [HEADS[name].build(seen, **options) for _ in range(copies)]
-    head = made[0] if copies == 1 else Copies(made)
-    return head if chosen == list(range(shape.layers)) else Select(head, chosen)
+    if readings[-1][0] < 0 and not shape.apart:
+        raise BertVisionError(f"Head {spec!r} reads the texts of a pair apart, which these states are not of.")
+    heads = []
+    for chosen in readings:
+        seen = replace(shape, layers=len(chosen), pooled=pooled, apart=False)
+        made = [HEADS[name].build(seen, **options) for _ in range(copies)]
+        head = made[0] if copies == 1 else Copies(made)
+        heads.append(head if chosen == shape.numbers else Select(head, chosen, shape.numbers))
+    return heads[0] if len(heads) == 1 else Copies(heads)
+
+
+def _readings(options: Mapping[str, Any], shape: Shape) -> list[list[int]]:
+    """Return the numbers of the layers that a head reads, for each way in which it has the texts read."""
+    chosen = select_layers(options.get("layers", "all"), shape.own_layers)
+    apart = [number - shape.own_layers for number in chosen]
+    together = [*chosen, shape.own_layers] if options.get("pooled") else chosen
+    return {"together": [together], "apart": [apart], "both": [together, apart]}[options.get("texts", "together")]
 
 
 def train_in(precision: str, head: nn.Module) -> nn.Module:
@@ -229,16 +259,23 @@ def train_in(precision: str, head: nn.Module) -> nn.Module:
 
 def build_for(spec: str, shape: Shape, view: View) -> nn.Module:
     """Build a head that finds its layers in states which are a view of all of them."""
-    head = build_head(spec, shape)
-    return head.through(view, shape.layers - shape.pooled) if isinstance(head, Select) else head
+    return look_through(build_head(spec, shape), view, shape.own_layers)
+
+
+def look_through(head: nn.Module, view: View, layers: int) -> nn.Module:
+    """Let a head find its layers in states that are a view of a backbone with so many."""
+    for part in head.modules():
+        if isinstance(part, Select):
+            part.through(view, layers)
+    return head
 
 
 def view_of(specs: Iterable[str], shape: Shape) -> View:
     """Return the part of the states that these heads, and BERT's own, read between them."""
-    layers, pooled, first = {shape.layers - shape.pooled - 1}, False, not shape.per_token
+    layers, pooled, first = {shape.own_layers - 1}, False, not shape.per_token
     for spec in specs:
         options = parse(spec)[1]
-        layers |= set(select_layers(options.get("layers", "all"), shape.layers - shape.pooled))
+        layers |= {number for each in _readings(options, shape) for number in each if number < shape.own_layers}
         pooled |= options.get("pooled", False)
         with torch.device("meta"):
             first = first and bool(build_head(spec, shape).reads_first)

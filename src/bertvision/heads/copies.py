@@ -1,5 +1,7 @@
 """Several copies of a head."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -9,7 +11,7 @@ from bertvision.heads.head import Head
 class Copies(nn.Module):
     """Heads that begin apart and learn apart, on the same states; their mean answers."""
 
-    def __init__(self, heads: list[nn.Module]):
+    def __init__(self, heads: Sequence[nn.Module]):
         super().__init__()
         self.copies = nn.ModuleList(heads)
 

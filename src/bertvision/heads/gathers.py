@@ -85,7 +85,8 @@ class Align(nn.Module):
         second = mask == 2
         first = (mask > 0) & ~second
         x = functional.normalize(x, dim=-1)
-        others = torch.where(second[:, :, None], first[:, None], second[:, None])
+        mine = second[:, :, None]
+        others = (mine & first[:, None]) | (~mine & second[:, None])  # no `where`: onnxruntime has none of booleans
         mix = torch.baddbmm(_away(others, x.dtype), x, x.transpose(1, 2), alpha=self.sharpness).softmax(dim=-1)
         lacks = (x - torch.bmm(mix, x)).abs()
         found = torch.cat([_largest(lacks, here) for here in (first, second)], dim=-1)

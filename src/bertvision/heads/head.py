@@ -1,5 +1,6 @@
 """The shape nearly every head has, and BERT's own."""
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 
 import torch
@@ -120,11 +121,12 @@ class Last(nn.Module):
 class Select(nn.Module):
     """Show a head some of the layers only."""
 
-    def __init__(self, head: nn.Module, layers: list[int]):
+    def __init__(self, head: nn.Module, layers: list[int], among: Sequence[int] | None = None):
+        """`among`: the numbers of the layers that the states hold; none: they begin with 0."""
         super().__init__()
         self.head = head
         self.chosen = layers
-        self._look_at(layers)
+        self._look_at([among.index(layer) for layer in layers] if among else layers)
 
     def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
         return self.head(hidden[:, self.layers], mask)

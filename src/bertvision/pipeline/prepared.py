@@ -1,7 +1,7 @@
 """From text to tokens: load the data, hold out validation, tokenize. Everything but the backbone's weights."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -59,8 +59,10 @@ class Prepared:
         """What is predicted: first to choose on, then to score."""
         return {"validation": self.validation, "dev": self.dev}
 
-    def shape(self, backbone: Backbone, *, pooled: bool = False) -> Shape:
-        """What a head sees."""
+    def shape(self, backbone: Backbone, specs: Iterable[str] = ()) -> Shape:
+        """What heads see, if these are trained on the same states."""
+        options = [heads.parse(spec)[1] for spec in specs]
+        pooled = any(each.get("pooled") for each in options) and not self.task.per_token
         return Shape(
             layers=backbone.layers + pooled,
             tokens=self.max_tokens,
@@ -68,6 +70,7 @@ class Prepared:
             outputs=self.task.outputs,
             per_token=self.task.per_token,
             pooled=pooled,
+            apart=any(map(heads.reads_apart, options)),
         )
 
     def shuffled(self, optim: Optim, *, labels: float = 1.0) -> Tokens:
@@ -134,6 +137,7 @@ def prepare(experiment: Experiment, notify: Notify = say) -> Prepared:
             f"labels is a share of the training rows, above 0 and at most 1; got {experiment.labels:g}."
         )
     task = find_task(experiment, notify)
+    _check_texts(experiment, task)
     precision = runtime.find_precision(experiment.precision)
     through = heads.canonical(experiment.through or heads.THROUGH[task.kind])
     trained = experiment.heads or heads.DEFAULTS[task.kind]
@@ -172,6 +176,21 @@ def prepare(experiment: Experiment, notify: Notify = say) -> Prepared:
         finetune=finetune,
         heads=head,
     )
+
+
+def _check_texts(experiment: Experiment, task: Task) -> None:
+    """Refuse heads that have texts read apart where there is one, or where fine-tuning reads them together."""
+    for spec in experiment.heads + [experiment.through] * bool(experiment.through):
+        if not heads.reads_apart(heads.parse(spec)[1]):
+            continue
+        if task.kind != "pair":
+            raise BertVisionError(
+                f"Head {spec!r} reads the texts of a pair apart; an example of {task.name} is no pair."
+            )
+        if spec == experiment.through:
+            raise BertVisionError(
+                f"Fine-tuning reads the texts of a pair together; {spec!r} can only be trained after it."
+            )
 
 
 def dev_examples(experiment: Experiment, notify: Notify = say) -> list[Example]:

@@ -53,8 +53,7 @@ def _train(
     start: Run | None,
 ) -> None:
     experiment = prepared.experiment
-    pooled = any(heads.parse(spec)[1].get("pooled") for spec in todo)
-    shape = prepared.shape(point.backbone, pooled=pooled and not prepared.task.per_token)
+    shape = prepared.shape(point.backbone, todo)
     view = view_of(todo, shape)
     rates = _rates(prepared)
     models, optims = {}, {}

@@ -110,9 +110,9 @@ class Bench:
     def _look(self, point: Point) -> tuple[View, Shape]:
         """What the heads of the space read between them."""
         assert self.space is not None
-        pooled = any("pooled=true" in spec for spec in self.prepared.experiment.heads)
-        shape = self.prepared.shape(point.backbone, pooled=pooled and not self.per_token)
-        return view_of(reach(self.space, self.prepared.experiment, per_token=self.per_token), shape), shape
+        specs = list(reach(self.space, self.prepared.experiment, per_token=self.per_token))
+        shape = self.prepared.shape(point.backbone, specs)
+        return view_of(specs, shape), shape
 
     def seat(self, seed: int, fraction: float) -> _Seat:
         """Open the states of a fraction; as many as memory allows stay open."""

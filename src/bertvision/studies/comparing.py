@@ -231,7 +231,7 @@ def _untrained(lab: Lab, seed: int, fraction: float) -> Run:
     place = point.directory / f"{slug(lab.default)}-untrained-{seed}"
     if is_finished(place):
         return Run(place)
-    shape = prepared.shape(point.backbone)
+    shape = prepared.shape(point.backbone, [lab.default])
     view = view_of([lab.default], shape)
     models = {lab.default: new_head(prepared, lab.default, shape, view)}
     found = {

@@ -51,7 +51,7 @@ def _by_epoch(lab: Lab, seed: int, fraction: float) -> list[Run]:
     places = [point.directory / f"{slug(spec)}-epoch{epoch}-{key}" for epoch in range(1, epochs + 1)]
     if all(map(is_finished, places)):
         return [Run(place) for place in places]
-    shape = prepared.shape(point.backbone)
+    shape = prepared.shape(point.backbone, [spec])
     view = view_of([spec], shape)
     model = new_head(prepared, spec, shape, view)
     held = {

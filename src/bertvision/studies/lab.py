@@ -103,7 +103,8 @@ class Lab:
             tuned = pipeline.finetune(prepared, self.root)
             self._open[key] = point = pipeline.open_point(prepared, tuned, fraction)
             if prepared.experiment.activations == "store":  # studies read dev again and again
-                make_store(prepared, tuned, point, "dev", view_of(self.heads, prepared.shape(point.backbone)))
+                shape = prepared.shape(point.backbone, self.heads)
+                make_store(prepared, tuned, point, "dev", view_of(self.heads, shape))
         return self._open[key]
 
     def bert(self, seed: int, fraction: float) -> Run:
