@@ -6,7 +6,7 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -246,15 +246,15 @@ def embedding(prepared: Prepared, cell: dict, meter: Meter) -> Outcome:
 
 
 class Whole(nn.Module):
-    """A backbone with a head on all its layers."""
+    """A backbone with a head that reads these of its layers."""
 
-    def __init__(self, backbone: Backbone, head: nn.Module):
+    def __init__(self, backbone: Backbone, head: nn.Module, layers: Sequence[int]):
         super().__init__()
-        self.backbone, self.head = backbone, head
+        self.backbone, self.head, self.layers = backbone, head, layers
 
     def forward(self, tokens: dict[str, Tensor], mask: Tensor) -> Tensor:
         """Tokens -> logits."""
-        return self.head(self.backbone(tokens, mask), mask)
+        return self.head(self.backbone(tokens, mask, self.layers), mask)
 
 
 def bertvision(prepared: Prepared, cell: dict, meter: Meter) -> Outcome:
@@ -264,7 +264,7 @@ def bertvision(prepared: Prepared, cell: dict, meter: Meter) -> Outcome:
     with tempfile.TemporaryDirectory() as root:
         with meter.stage("finetune"):
             point = pipeline.open_point(prepared, pipeline.finetune(prepared, Path(root)), cell["length"])
-        shape = prepared.shape(point.backbone)
+        shape = prepared.shape(point.backbone, [spec])
         view = view_of([spec], shape)
         with meter.stage("states"):
             batches = {
@@ -289,22 +289,18 @@ def bertvision(prepared: Prepared, cell: dict, meter: Meter) -> Outcome:
         with meter.stage("control"):
             only = learn(control)
         batches["dev"] = states(prepared, point, "dev", view, prepared.ordered(prepared.dev), print)
-        bert = heads.Select(point.last, [point.backbone.layers - 1])
+        bert = heads.Select(point.last, [point.backbone.layers - 1], view.layers)
         models = {"model": student.model, "control": only.model, "bert": bert}
-        if point.beside is not None:
-            models["beside"] = point.beside
         found = {
             name: prepared.predict(models, batches[name], getattr(prepared, name), name)
             for name in ("validation", "dev")
         }
     for each in found.values():
         each["ensemble"] = combine([each["bert"], each["model"]], "mean")
-        if "beside" in each:
-            each["both"] = combine([each["beside"], each["model"]], "mean")
     trainable = sum(p.numel() for p in student.model.parameters())
     kept = 4 * (sum(p.numel() for p in point.backbone.parameters()) + trainable)
     extra = {"best_epoch": student.best_epoch, "head": spec}
-    return Outcome(lambda name: found[name], trainable, kept, Whole(point.backbone, student.model), extra)
+    return Outcome(lambda name: found[name], trainable, kept, Whole(point.backbone, student.model, view.layers), extra)
 
 
 METHODS: dict[str, Callable[[Prepared, dict, Meter], Outcome]] = {

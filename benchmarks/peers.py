@@ -44,12 +44,18 @@ class Method:
     summary: str
     lengths: tuple[float, ...] = (0.0,)
     """Epochs; each length is its own run."""
+    longer: tuple[float, ...] = ()
+    """On single texts, also these: the only ones where so long a run has paid."""
     rates: tuple[float, ...] = (0.0,)
     """Learning rates (or strengths of regularization); validation chooses with the first seed."""
     tuned_at: float = 0.0
     """The length at which it chooses."""
     random: bool = True
     """Whether seeds differ."""
+
+    def lengths_on(self, task: str) -> tuple[float, ...]:
+        """What is run on a task."""
+        return self.lengths + self.longer * (TABLE[task].kind == "text")
 
 
 METHODS = {
@@ -77,7 +83,8 @@ METHODS = {
     ),
     "bertvision": Method(
         summary="fine-tuned for a fraction, default head on all layers",
-        lengths=(0, 0.1, 0.3, 1, 2),
+        lengths=(0, 0.1, 0.3, 1),
+        longer=(2,),
         rates=(1e-4, 2e-4, 3e-4),
         tuned_at=0.3,
     ),
@@ -117,7 +124,7 @@ def plan(tasks: Sequence[str], seeds: Sequence[int], methods: Sequence[str]) -> 
             continue
         yield from trials(name, task)
         rate = chosen(name, task)
-        for length in METHODS[name].lengths:
+        for length in METHODS[name].lengths_on(task):
             yield Cell(method=name, length=length, rate=rate, task=task, seed=seed)
 
 
@@ -160,8 +167,6 @@ VARIANTS = {
     "control": ", last layer only",
     "ensemble": ", with BERT (mean)",
     "bert": ", BERT at its checkpoint",
-    "beside": ", the head tuned through",
-    "both": ", with the head tuned through (mean)",
 }
 
 
@@ -176,7 +181,7 @@ def rows(given: argparse.Namespace) -> list[dict[str, Any]]:
                 rate = chosen(name, task)
             except FileNotFoundError:
                 continue  # not run yet
-            for length in method.lengths:
+            for length in method.lengths_on(task):
                 cells = [Cell(method=name, length=length, rate=rate, task=task, seed=seed) for seed in given.seeds]
                 results = [cell.result() for cell in cells if cell.file.exists()]
                 if not results:
@@ -214,7 +219,7 @@ def _seconds(result: dict[str, Any], variant: str) -> float:
     """What a variant took: the control trains its own head, BERT none."""
     seconds = result["seconds"]
     shared = sum(value for name, value in seconds.items() if name not in ("head", "control"))
-    if variant in ("bert", "beside"):
+    if variant == "bert":
         return shared - seconds.get("states", 0.0)
     return shared + seconds.get("control" if variant == "control" else "head", 0.0)
 
@@ -309,7 +314,8 @@ def headline(found: list[dict[str, Any]]) -> list[str]:
     best = by_validation([row for row in found if row["method"] == "fine-tuning"])
     shown: dict[str, dict[str, dict[str, Any]]] = {"full fine-tuning, length by validation": best}
     for name, method in METHODS.items():
-        lengths = () if name == "fine-tuning" else method.lengths if name == "bertvision" else method.lengths[-1:]
+        every = method.lengths + method.longer
+        lengths = () if name == "fine-tuning" else every if name == "bertvision" else every[-1:]
         for length in lengths:
             epochs = f", {length:g} epochs" if max(method.lengths) else ""
             mine = [row for row in found if row["method"] == name and row["length"] == length]

@@ -64,12 +64,9 @@ class TorchTrunk:
 
     def states(self, inputs: dict[str, Tensor], mask: Tensor, names: Iterable[str]) -> dict[str, Tensor]:
         """Return what each head reads: one pass for all, and one more if any has the texts of pairs read apart."""
-        hidden = self.backbone(inputs, mask)
-        found = dict.fromkeys(names, hidden)
-        if apart := [name for name in found if _reads_apart(self.heads[name])]:
-            both = torch.cat([self.backbone.apart(inputs, mask), hidden], dim=1)
-            found |= dict.fromkeys(apart, both)
-        return found
+        apart, layers = {name: _reads_apart(self.heads[name]) for name in names}, self.backbone.layers
+        hidden = self.backbone(inputs, mask, range(-layers if any(apart.values()) else 0, layers))
+        return {name: hidden if reads else hidden[:, -layers:] for name, reads in apart.items()}
 
     @torch.inference_mode()
     def read(

@@ -41,14 +41,14 @@ def test_two_batches_at_a_time_come_in_order(tiny, cores):
     backbone, _, streamed = stream(tiny)
     seen, second = [], threading.Event()
 
-    def slow(inputs, mask):
+    def slow(inputs, mask, layers):
         seen.append(torch.get_num_threads())
         first = mask.shape[1] == streamed.tokens.collate(streamed.plan(0)[0]).mask.shape[1]
         if first:
             assert second.wait(30), "nobody reads the second batch beside the first"
         else:
             second.set()
-        return backbone(inputs, mask)
+        return backbone(inputs, mask, layers)
 
     streamed.backbone = slow
     found = list(streamed.epoch(0))
@@ -61,7 +61,7 @@ def test_two_batches_at_a_time_come_in_order(tiny, cores):
 def test_an_error_in_a_reader_reaches_the_caller(tiny, cores):
     _, _, streamed = stream(tiny)
 
-    def broken(inputs, mask):
+    def broken(inputs, mask, layers):
         raise ValueError("no such layer")
 
     streamed.backbone = broken

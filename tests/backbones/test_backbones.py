@@ -63,8 +63,11 @@ def test_texts_of_a_pair_read_apart_are_read_as_if_alone(family, tmp_path):
     seconds = [encoded.sequence_ids(row).index(1) for row in range(len(pairs))]
     for row, second in enumerate(seconds):
         mask[row, second:] *= 2
-    found = backbone.apart(dict(encoded), mask)
+    found = backbone(dict(encoded), mask, range(-backbone.layers, 0))
     assert found.shape == (2, backbone.layers, mask.shape[1], backbone.width)
+    both = backbone(dict(encoded), mask, [-4, -1, 0, 2])
+    together = backbone(dict(encoded), mask)
+    torch.testing.assert_close(both, torch.stack([found[:, 0], found[:, 3], together[:, 0], together[:, 2]], dim=1))
     for row, (texts, second) in enumerate(zip(pairs, seconds, strict=True)):
         here = [slice(0, second), slice(second, int((mask[row] > 0).sum()))]
         for text, place, lead in zip(texts, here, (0, 1), strict=True):  # the second has no [CLS] in the pair

@@ -237,3 +237,13 @@ def test_readings_that_make_no_sense_are_refused(spec, why):
 def test_states_of_texts_read_together_are_refused():
     with pytest.raises(BertVisionError, match="which these states are not of"):
         build_head("adapter:gather=max,texts=apart", replace(PAIR, apart=False))
+
+
+@pytest.mark.parametrize(
+    ("text", "layers", "chosen"),
+    [("every2", 7, [0, 2, 4, 6]), ("every2", 4, [1, 3]), ("every3", 13, [0, 3, 6, 9, 12]), ("every9", 4, [3])],
+)
+def test_every_so_many_layers_down_from_the_last(text, layers, chosen):
+    assert select_layers(text, layers) == chosen
+    with pytest.raises(BertVisionError, match="not understood"):
+        select_layers("every0", layers)

@@ -234,20 +234,22 @@ def test_the_default_is_tried_first(experiment, tmp_path):
 
 
 def test_what_is_usual_is_told_by_kind_if_the_space_has_it():
-    def told(kind, space, heads=CANDIDATES):
-        experiment = replace(make(), heads=list(heads), read_at=[0.3])
+    def told(kind, space, heads=None):
+        experiment = replace(make(), heads=list(heads or CANDIDATES.get(kind, [])), read_at=[0.3])
         known = {"usual_rate": 1e-4, "kind": kind}
         return usual(check(space, **known), experiment, **known)
 
     common = {"learning_rate": 2e-3, "epochs": 3, "fraction": 0.3, "size": 32, "layers": "all", "dropout": 0.0}
-    assert told("pair", Space()) == common | {"head": "adapter:copies=3", "gather": "max+compare+align"}
+    both = "adapter:copies=3,gather=max+compare+align,texts=both"
+    assert told("pair", Space()) == common | {"head": both, "layers": "every2"}
     assert told("text", Space()) == common | {"head": "adapter:copies=3", "gather": "max"}
     assert told("span", Space()) == common | {"head": "adapter-skip", "size": 64, "learning_rate": 1e-3}
     fixed = told("text", Space(), ["adapter:copies=3,gather=cls", "adapter:copies=3,size=32"])
     assert fixed["head"] == "adapter:copies=3,size=32" and "size" not in fixed
     assert told("bert", BertSpace()) == {"learning_rate": 1e-4, "epochs": 1}
-    for lacking in (Space(size=[8]), Space(learning_rate=[3e-3, 4e-3]), Space(epochs=[6, 7]), Space(gather=["cls"])):
+    for lacking in (Space(size=[8]), Space(learning_rate=[3e-3, 4e-3]), Space(epochs=[6, 7]), Space(layers=["all"])):
         assert told("pair", lacking) == {}
+    assert told("text", Space(gather=["cls"])) == {}
     assert (
         told("pair", Space(), ["learned", "adapter"]) == {}
         and told("bert", BertSpace(learning_rate=[1e-5, 2e-5])) == {}

@@ -72,18 +72,14 @@ class Streamed:
 
     def _look(self, tokens: Any, mask: Tensor) -> Tensor:
         """Compute the states that the view is of."""
-        hidden = self.backbone(tokens, mask)
-        last, layers = hidden[:, -1], list(self.view.layers)
-        if layers[0] < 0:  # the layers of texts that are read apart come before the others, and are counted from behind
-            hidden = torch.cat([self.backbone.apart(tokens, mask), hidden], dim=1)
-            layers = [number + hidden.shape[1] // 2 for number in layers]
-        if self.view.first:
-            hidden = hidden[:, :, :1]
-        if layers != list(range(hidden.shape[1])):
-            hidden = hidden[:, layers]
+        layers = list(self.view.layers)
+        if self.view.pooled:  # it is made of the last layer, which need not be wanted
+            layers = sorted({*layers, self.backbone.layers - 1})
+        states = self.backbone(tokens, mask, layers)
+        hidden = states[:, : len(self.view.layers), :1] if self.view.first else states[:, : len(self.view.layers)]
         if self.view.pooled:
             assert self.pool is not None, "a view with the pooled channel needs the pooler"
             channel = torch.zeros_like(hidden[:, :1])
-            channel[:, 0, 0] = self.pool(last)
+            channel[:, 0, 0] = self.pool(states[:, -1])
             hidden = torch.cat([hidden, channel], dim=1)
         return hidden

@@ -1,6 +1,6 @@
 """An encoder with all its layers kept, and its attention."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -57,15 +57,28 @@ class Backbone(nn.Module):
         self.layers: int = encoder.config.num_hidden_layers + 1
         self.width: int = encoder.config.hidden_size
 
-    def forward(self, tokens: dict[str, Tensor], mask: Tensor) -> Tensor:
-        """Return every layer, embedding output first, `last_hidden_state` last. (B, T) -> (B, L, T, W)"""
+    def forward(self, tokens: dict[str, Tensor], mask: Tensor, layers: Sequence[int] | None = None) -> Tensor:
+        """Return every layer, embedding output first, `last_hidden_state` last, or those asked for by their numbers,
+        which rise; below 0 are the layers of texts read apart, counted from behind. (B, T) -> (B, L, T, W)"""
+        numbers = range(self.layers) if layers is None else layers
+        found: list[Tensor] = []
+        if numbers[0] < 0:
+            apart = self._apart(tokens, mask)
+            found += [apart(number) for number in numbers if number < 0]
+        if numbers[-1] >= 0:
+            together = self._read(tokens, mask)
+            found += [together[number] for number in numbers if number >= 0]
+        return torch.stack(found, dim=1).float()
+
+    def _read(self, tokens: dict[str, Tensor], mask: Tensor) -> list[Tensor]:
+        """Each layer: (B, T, W)"""
         with self._autocast(mask):
             output = self.encoder(**tokens, attention_mask=mask > 0, output_hidden_states=True)
         # Some families normalize once more after the last layer; what BERT's own head reads must come last.
-        return torch.stack([*output.hidden_states[:-1], output.last_hidden_state], dim=1).float()
+        return [*output.hidden_states[:-1], output.last_hidden_state]
 
-    def apart(self, tokens: dict[str, Tensor], mask: Tensor) -> Tensor:
-        """Return every layer with each text of a pair read by itself, [CLS] before it. (B, T) -> (B, L, T, W)
+    def _apart(self, tokens: dict[str, Tensor], mask: Tensor) -> Callable[[int], Tensor]:
+        """Read each text of a pair by itself, [CLS] before it; return what gives a layer by its number. -> (B, T, W)
 
         The states stand where their tokens do. The second text takes the place of a first one: its kind of token, too.
         """
@@ -78,12 +91,12 @@ class Backbone(nn.Module):
         source = torch.cat([place, torch.where(place > 0, first + place - 1, 0)]).clamp(max=size[1] - 1)
         ids = tokens["input_ids"].repeat(2, 1).gather(1, source)
         kinds = {name: each[:, :1].repeat(2, longest) for name, each in tokens.items() if name != "input_ids"}
-        hidden = self({"input_ids": ids, **kinds}, there)
+        read = self._read({"input_ids": ids, **kinds}, there)
         place = torch.arange(size[1], device=device).expand(size)
         later = place >= first
         rows = torch.arange(size[0], device=device).unsqueeze(1)
         columns = torch.where(later, place - first + 1, place).clamp(max=longest - 1)
-        return hidden.transpose(1, 2).unflatten(0, (2, -1))[later.long(), rows, columns].transpose(1, 2)
+        return lambda number: read[number].unflatten(0, (2, -1))[later.long(), rows, columns]
 
     def last(self, tokens: dict[str, Tensor], mask: Tensor) -> Tensor:
         """Return the last layer alone, for fine-tuning. (B, T) -> (B, 1, T, W)"""

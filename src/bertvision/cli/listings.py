@@ -78,7 +78,8 @@ def heads(
     for row in rows:
         row["parameters"], row["trainable"] = f"{row['parameters']:,}", f"{row['trainable']:,}"
     show.table(rows, numbers=("parameters", "trainable"))
-    print("Options: gather=cls|mean|max|attention|all, size=64, layers=all|last|last4|0,6,12, dropout=0.1, pooled=true")
+    print("Options: gather=cls|mean|max|attention|all, size=64, layers=all|last|last4|every2|0,6,12, dropout=0.1,")
+    print("         pooled=true, copies=3; for pairs also gather=max+compare+align, texts=together|apart|both")
 
 
 def backbones(as_json: Json = False) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Where = Annotated[Path, typer.Argument(help="Directory of a store.")]
 Type = Annotated[str, typer.Option(help="float32, float16, bfloat16, int8 or int4.", show_default=False)]
-Layers = Annotated[str, typer.Option(help="all, last, last4, 0,6,12 or 2-5; 0 is the embedding output.")]
+Layers = Annotated[str, typer.Option(help="all, last, last4, every2, 0,6,12 or 2-5; 0 is the embedding output.")]
 Pooled = Annotated[bool, typer.Option("--pooled", help="Also BERT's pooled [CLS] (sentence tasks).")]
 First = Annotated[bool, typer.Option("--first", help="Only the first token, [CLS], of every row.")]
 

@@ -114,7 +114,7 @@ HEADS: dict[str, Row] = {
 
 DEFAULTS = {
     "span": ["learned", "adapter-skip"],
-    "pair": ["learned", "adapter:copies=2,gather=max+compare+align,size=32,texts=both"],
+    "pair": ["learned", "adapter:copies=3,gather=max+compare+align,layers=every2,size=32,texts=both"],
     "text": ["learned", "adapter:copies=3,gather=max,size=32"],
 }
 """The heads trained when none are named, by the task's kind (docs/decisions/0020, 0023, 0024)."""
@@ -283,11 +283,16 @@ def view_of(specs: Iterable[str], shape: Shape) -> View:
 
 
 def select_layers(text: str, layers: int) -> list[int]:
-    """Read "all", "last", "last4", "0,6,12" or "2-5" as layer numbers; 0 is the embedding output."""
+    """Read "all", "last", "last4", "every2" (the last, and every second below it), "0,6,12" or "2-5" as layer numbers.
+
+    0 is the embedding output.
+    """
     if text == "all":
         return list(range(layers))
-    tail = re.fullmatch(r"last(\d*)", text)
-    if tail:
+    tail, step = re.fullmatch(r"last(\d*)", text), re.fullmatch(r"every([1-9]\d*)", text)
+    if step:
+        chosen = list(range((layers - 1) % int(step[1]), layers, int(step[1])))
+    elif tail:
         count = int(tail[1] or 1)
         chosen = list(range(layers - count, layers))
     else:
@@ -295,7 +300,9 @@ def select_layers(text: str, layers: int) -> list[int]:
         for piece in text.split(","):
             ends = re.fullmatch(r"(\d+)(?:-(\d+))?", piece.strip())
             if not ends:
-                raise BertVisionError(f"layers={text!r} is not understood; use all, last, last4, 0,6,12 or 2-5.")
+                raise BertVisionError(
+                    f"layers={text!r} is not understood; use all, last, last4, every2, 0,6,12 or 2-5."
+                )
             chosen += range(int(ends[1]), int(ends[2] or ends[1]) + 1)
     if not chosen or min(chosen) < 0 or max(chosen) >= layers:
         raise BertVisionError(f"layers={text!r} asks for layers that do not exist: there are 0 to {layers - 1}.")

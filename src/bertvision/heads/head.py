@@ -145,4 +145,5 @@ class Select(nn.Module):
     def _look_at(self, positions: list[int]) -> None:
         # A slice is a view; a list of indices copies every state.
         first, last = positions[0], positions[-1]
-        self.layers = slice(first, last + 1) if positions == list(range(first, last + 1)) else positions
+        step = positions[1] - first if len(positions) > 1 else 1
+        self.layers = slice(first, last + 1, step) if positions == list(range(first, last + 1, step)) else positions

@@ -21,7 +21,7 @@ from bertvision.config import check as check_settings
 from bertvision.errors import BertVisionError, lookup
 from bertvision.files import locked, replacing, value_hash, write_json
 from bertvision.heads import canonical, select_layers
-from bertvision.pipeline import Comparison, Notify
+from bertvision.pipeline import Comparison, Notify, find_task
 from bertvision.progress import say
 from bertvision.runs import Run, slug
 from bertvision.search import history
@@ -135,7 +135,8 @@ def _base(experiment: Experiment, what: str) -> Experiment:
     if what != "head":
         return experiment
     at = sorted(set(experiment.read_at or experiment.fractions))
-    heads = [canonical(spec) for spec in experiment.heads or CANDIDATES]
+    heads = experiment.heads or CANDIDATES[find_task(experiment, lambda message: None).kind]
+    heads = [canonical(spec) for spec in heads]
     # On disk the states outlive the process, are shared with others, and are the same for whoever runs best.toml.
     mode = "store" if experiment.activations == "auto" else experiment.activations
     return replace(experiment, heads=heads, fractions=at, read_at=at, try_rates=[], activations=mode)

@@ -11,8 +11,12 @@ from bertvision import heads
 from bertvision.config import Experiment
 from bertvision.errors import BertVisionError
 
-CANDIDATES = ["learned", "adapter", "adapter:copies=3", "adapter-skip"]
-"""The heads tried when none are named."""
+CANDIDATES = {
+    "span": ["learned", "adapter", "adapter:copies=3", "adapter-skip"],
+    "pair": ["learned", "adapter", "adapter:copies=3,gather=max+compare+align,texts=both", "adapter-skip"],
+    "text": ["learned", "adapter", "adapter:copies=3", "adapter-skip"],
+}
+"""The heads tried when none are named, by the task's kind."""
 OPTIONS = ("size", "gather", "layers", "dropout")
 GATHERS = {"pair": ["cls", "mean", "max", "max+compare", "max+compare+align"]}
 """What is tried where there are more ways than to look at one text."""
@@ -29,7 +33,7 @@ class Space:
     size: list[int] = field(default_factory=lambda: [8, 16, 32, 64, 128])
     gather: list[str] = field(default_factory=list)
     """None: what suits the kind of task."""
-    layers: list[str] = field(default_factory=lambda: ["all", "last4", "last"])
+    layers: list[str] = field(default_factory=lambda: ["all", "every2", "last4", "last"])
     dropout: list[float] = field(default_factory=lambda: [0.0, 0.1, 0.2, 0.3, 0.5])
 
 
