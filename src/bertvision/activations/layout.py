@@ -139,8 +139,8 @@ def differences(asked: Mapping[str, Any], found: Mapping[str, Any]) -> str:
 def short(value: Any) -> str:
     if isinstance(value, str) and len(value) == 64:
         value = value[:8]
-    if isinstance(value, list) and len(value) > 1 and value == list(range(value[0], value[-1] + 1)):
-        value = f"{value[0]} to {value[-1]}" if value[0] < 0 else f"{value[0]}-{value[-1]}"
+    if isinstance(value, list) and value == list(range(len(value))):
+        value = f"0-{len(value) - 1}"
     return str(value)
 
 
