@@ -105,9 +105,12 @@ def train(experiment: Experiment, fraction: float, root: Path, default: str = ""
 
 
 def default_of(task: str) -> str:
-    """The head that a task gets unless told otherwise; one copy of the usual size, as the others have."""
+    """The head that a task gets unless told otherwise, as the others are: one copy of the usual size on all layers.
+
+    Of pairs that are read together, too: as published, and as all of these were measured.
+    """
     name, options = heads.parse(heads.DEFAULTS[TASKS[task].kind][-1])
-    options = {key: value for key, value in options.items() if key not in ("copies", "size")}
+    options = {key: value for key, value in options.items() if key not in ("copies", "size", "layers", "texts")}
     return heads.canonical(
         f"{name}:" + ",".join(f"{key}={value}" for key, value in options.items()) if options else name
     )

@@ -195,6 +195,12 @@ def test_texts_read_apart_and_together_answer_the_same_from_a_graph(tiny, tmp_pa
         probability = torch_one.predict(pair)["probability"]
         assert onnx_one.predict(pair)["probability"] == pytest.approx(probability, abs=1e-4)
     assert [each.layers[0]["texts"] for each in predictors if each.run.name == both] == ["both"]
+    assert {each.run.name: each.passes for each in predictors if each.run.kind != "ensemble"} == {
+        "BERT": 1,
+        "learned": 1,
+        both: 2,
+        "adapter:gather=max,size=4,texts=apart": 2,
+    }
 
 
 def test_one_text_cannot_be_read_apart(tiny, reviews, tmp_path):

@@ -1,6 +1,7 @@
 """A finished run, ready to answer."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -54,10 +55,20 @@ class Predictor:
         """Write all that answering needs into one directory, with the backbone or only its name and hash."""
         return sharing.save_pretrained(self.run, Path(directory), backbone=backbone)
 
+    @cached_property
+    def readings(self) -> set[tuple[str, str]]:
+        """The forward passes an answer costs: one per backbone, one more for a head that has texts read apart."""
+        found = {(part.trunk.weights, "together") for part in self.parts}
+        return found | {
+            (part.trunk.weights, "apart")
+            for part, reads in zip(self.parts, self.layers, strict=True)
+            if reads.get("texts", "together") != "together"
+        }
+
     @property
     def passes(self) -> int:
-        """How many forward passes a text costs: one per backbone."""
-        return len({part.trunk.weights for part in self.parts})
+        """How many forward passes an answer costs."""
+        return len(self.readings)
 
     def asked(self, *, own: bool) -> list[Part]:
         """Return the heads that an answer needs, BERT's own among them if it shall stand beside."""

@@ -117,7 +117,7 @@ class Served:
         total = time.monotonic() - began
         return {
             "answers": answers,
-            "passes": len({id(row.trunk) for row in unique}),
+            "passes": len(set().union(*(each.readings for each in models.values()))),
             "tokens": sum(row.length for row in unique),
             "seconds": {"encode": ready - began, "read": read - ready, "total": total},
         }

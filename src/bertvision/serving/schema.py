@@ -76,7 +76,9 @@ class Answers(BaseModel):
     """One answer per item, for each model."""
 
     answers: dict[str, list[Answer]]
-    passes: int = Field(description="Forward passes a text took: one per backbone.")
+    passes: int = Field(
+        description="Forward passes a text took: one per backbone, one more if pairs are also read apart."
+    )
     tokens: int
     seconds: Seconds
 

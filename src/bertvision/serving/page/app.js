@@ -148,6 +148,8 @@ function showContext(answer, text) {
   byId("legend").textContent = answer.answer ? "Marked: the answer; dotted: the second best." : "No answer is given; dotted: the best piece, were there one.";
 }
 
+const TEXTS = { apart: ", each text read by itself", both: ", the texts read together and each by itself" };
+
 function showLayers(reads) {
   byId("layers").replaceChildren(...reads.map((read) => {
     const strongest = read.weights ? Math.max(...read.weights) : 1;
@@ -160,7 +162,7 @@ function showLayers(reads) {
       cells.push(make("li", { "aria-hidden": "true" }, make("div", { class: "column" }, fill), make("span", { text: name })));
     }
     const weights = read.weights ? ", weighed " + read.weights.map((each) => each.toFixed(2)).join(", ") : "";
-    const said = `${read.name}: layers ${read.layers.join(", ")} of 0 to ${read.of - 1}${read.pooled ? ", and the pooled state" : ""}${weights}`;
+    const said = `${read.name}: layers ${read.layers.join(", ")} of 0 to ${read.of - 1}${read.pooled ? ", and the pooled state" : ""}${TEXTS[read.texts] || ""}${weights}`;
     return make("div", {}, make("p", { class: "quiet", text: said }), make("ul", { class: "layers" }, ...cells));
   }));
 }
