@@ -60,7 +60,7 @@ def measure(given: argparse.Namespace) -> dict[str, float]:
         peaks.append(peak(experiment.precision))
         began = time.perf_counter()
         stored = replace(experiment, activations="store", read_at=[1.0], heads=["adapter:gather=max"])
-        list(pipeline.extract(stored, Path(place), ["train"]))
+        list(pipeline.extract(stored, Path(place), ["train"], texts="together"))
         extracting = time.perf_counter() - began
         peaks.append(peak(experiment.precision))
     width, layers = point.backbone.width, point.backbone.layers - 1

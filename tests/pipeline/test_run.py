@@ -431,3 +431,17 @@ def test_a_head_carried_to_a_later_checkpoint(finished, tiny, reviews):
         assert not np.array_equal(later.predictions().logits, trained.predictions().logits)
         answers = bertvision.load(later.directory).predict(["the film was good"])
         assert answers[0]["label"] in prepared.task.classes
+
+
+def test_states_of_pairs_are_stored_as_the_default_heads_read_them(tiny, reviews):
+    pairs = make(train_file=str(reviews), backbone=str(tiny), text_pair="text", fractions=[0.0])
+    sizes = {
+        texts: pipeline.estimate(pairs, ["train"], texts=texts)["bytes"]["float32"]
+        for texts in ("", "together", "apart", "both")
+    }
+    assert sizes[""] == sizes["both"] > 1.9 * sizes["together"] and sizes["apart"] == sizes["together"]
+    texts = make(train_file=str(reviews), backbone=str(tiny), fractions=[0.0])
+    assert pipeline.estimate(texts, ["train"]) == pipeline.estimate(texts, ["train"], texts="together")
+    for wrong, why in (("apart", "Only the texts of pairs"), ("beside", "value of texts")):
+        with pytest.raises(BertVisionError, match=why):
+            pipeline.estimate(texts, ["train"], texts=wrong)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 Where = Annotated[Path, typer.Argument(help="Directory of a store.")]
 Type = Annotated[str, typer.Option(help="float32, float16, bfloat16, int8 or int4.", show_default=False)]
 Layers = Annotated[str, typer.Option(help="all, last, last4, every2, 0,6,12 or 2-5; 0 is the embedding output.")]
+Texts = Annotated[str, typer.Option(help="How pairs are read: together, apart or both (default for pairs).")]
 Pooled = Annotated[bool, typer.Option("--pooled", help="Also BERT's pooled [CLS] (sentence tasks).")]
 First = Annotated[bool, typer.Option("--first", help="Only the first token, [CLS], of every row.")]
 
@@ -39,6 +40,7 @@ def extract(
     layers: Layers = "all",
     first: First = False,
     pooled: Pooled = False,
+    texts: Texts = "",
     address: Cluster = "",
     root: Root = Path("runs"),
     as_json: Json = False,
@@ -51,7 +53,7 @@ def extract(
     from bertvision.progress import say
 
     made = []
-    options: dict[str, Any] = {"first": first, "pooled": pooled, "address": address, "notify": say}
+    options: dict[str, Any] = {"first": first, "pooled": pooled, "texts": texts, "address": address, "notify": say}
     for store in pipeline.extract(experiment, root, _splits(splits), layers, **options):
         made.append(_describe(store))
     _print(made, as_json)
@@ -63,6 +65,7 @@ def estimate(
     layers: Layers = "all",
     first: First = False,
     pooled: Pooled = False,
+    texts: Texts = "",
     as_json: Json = False,
 ) -> None:
     """Say how large stores would be in every type, before anything is computed.
@@ -71,7 +74,7 @@ def estimate(
     """
     from bertvision import pipeline
 
-    found = pipeline.estimate(experiment, _splits(splits), layers, first=first, pooled=pooled)
+    found = pipeline.estimate(experiment, _splits(splits), layers, first=first, pooled=pooled, texts=texts)
     if as_json:
         show.as_json(found)
         return
@@ -201,7 +204,12 @@ def _view(source: "Store", layers: str, first: bool) -> "View":
     from bertvision.heads import select_layers
 
     there = source.view.layers
-    chosen = there if layers == "all" else tuple(select_layers(layers, max(there) + 1))
+    if layers == "all":
+        return replace(source.view, first=first or source.view.first)
+    own = max(there) + 1 if max(there) >= 0 else -min(there)  # layers of the backbone
+    named = select_layers(layers, own)
+    apart = [number - own for number in named] if min(there) < 0 else []
+    chosen = (*apart, *(named if max(there) >= 0 else []))
     return replace(source.view, layers=chosen, first=first or source.view.first)
 
 

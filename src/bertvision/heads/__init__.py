@@ -26,6 +26,7 @@ from bertvision.types import Shape, View
 __all__ = [
     "HEADS",
     "GATHERS",
+    "TEXTS",
     "Head",
     "Last",
     "Select",

@@ -13,9 +13,9 @@ from bertvision import cluster, runtime
 from bertvision.activations import FORMATS, Layout, Rows, Store, Tokens, Wanted, choose
 from bertvision.backbones import load_tokenizer, tokenizer_hash
 from bertvision.config import Experiment, merge
-from bertvision.errors import BertVisionError
+from bertvision.errors import BertVisionError, lookup
 from bertvision.files import value_hash
-from bertvision.heads import select_layers
+from bertvision.heads import TEXTS, select_layers
 from bertvision.pipeline.finetuning import Point, Tuned, finetune, open_point
 from bertvision.pipeline.prepared import Notify, Prepared, Split, fingerprint, prepare
 from bertvision.progress import say
@@ -41,11 +41,13 @@ def extract(
     *,
     first: bool = False,
     pooled: bool = False,
+    texts: str = "",
     address: str = "",
     notify: Notify = say,
 ) -> Iterator[Store]:
     """Write the states of splits to disk at every fraction to be read, or what is missing of them.
 
+    `texts`: how pairs are read, together, apart or both; none: as the default heads of the task want it.
     With the `address` of a cluster, its machines compute the shards; what is not fine-tuned yet is fine-tuned here.
     """
     cluster.check_address(address)
@@ -54,7 +56,7 @@ def extract(
         raise BertVisionError("With --states there is room for one fraction; name it with --at, or leave --states out.")
     prepared = prepare(replace(experiment, read_at=read_at, fractions=read_at), notify)
     reading = load_tokenizer(experiment.backbone_at(min(read_at)))
-    select_layers(layers, reading.layers)  # a mistake should not cost a fine-tuning
+    numbers = _numbers(prepared, layers, reading.layers, texts, first=first)  # a mistake should not cost a fine-tuning
     if pooled and prepared.task.per_token:
         raise BertVisionError("BERT's pooled [CLS] exists for sentence tasks only; leave --pooled out.")
     if address:
@@ -62,9 +64,20 @@ def extract(
     tuned = finetune(prepared, root)
     for fraction in read_at:
         point = open_point(prepared, tuned, fraction)
-        view = View(layers=tuple(select_layers(layers, point.backbone.layers)), pooled=pooled, first=first)
+        view = View(layers=numbers, pooled=pooled, first=first)
         for name in names:
             yield make_store(prepared, tuned, point, name, view, spread=bool(address))
+
+
+def _numbers(prepared: Prepared, layers: str, count: int, texts: str, *, first: bool) -> tuple[int, ...]:
+    """The numbers of the layers to be stored, of every way in which the texts of a pair are to be read."""
+    pair = prepared.task.kind == "pair"
+    texts = texts or ("both" if pair and not first else "together")
+    if lookup(TEXTS, texts, "value of texts") and texts != "together" and (first or not pair):
+        raise BertVisionError("Only the texts of pairs can be read apart, and then [CLS] alone is of one text.")
+    together = select_layers(layers, count)
+    apart = [number - count for number in together] if texts != "together" else []
+    return (*apart, *(together if texts != "apart" else []))
 
 
 def make_store(prepared: Prepared, tuned: Tuned, point: Point, name: str, view: View, *, spread: bool = False) -> Store:
@@ -124,11 +137,12 @@ def estimate(
     *,
     first: bool = False,
     pooled: bool = False,
+    texts: str = "",
     notify: Notify = say,
 ) -> dict[str, Any]:
     """Say how large stores of these splits would be, in every type; no weights are loaded."""
     prepared, reading = prepare(experiment, notify), load_tokenizer(experiment.backbone_at(min(experiment.fractions)))
-    view = View(layers=tuple(select_layers(layers, reading.layers)), pooled=pooled, first=first)
+    view = View(layers=_numbers(prepared, layers, reading.layers, texts, first=first), pooled=pooled, first=first)
     lengths = np.concatenate([_lengths(getattr(prepared, name), view) for name in names])
     padded = len(lengths) * (1 if first else prepared.max_tokens) * view.channels * reading.width * 4
     return {
