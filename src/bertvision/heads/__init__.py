@@ -19,6 +19,7 @@ from bertvision.heads.copies import Copies
 from bertvision.heads.gathers import GATHERS
 from bertvision.heads.head import Head, Last, Select
 from bertvision.heads.inception import inception
+from bertvision.heads.layers import select_layers
 from bertvision.heads.pools import AdapterAndPool, Chain, FlattenLayers, LearnedPool, MeanPool
 from bertvision.heads.xception import xception, xception_small
 from bertvision.types import Shape, View
@@ -40,6 +41,7 @@ __all__ = [
     "options_of",
     "parse",
     "reads_apart",
+    "select_layers",
     "train_in",
     "view_of",
 ]
@@ -281,33 +283,6 @@ def view_of(specs: Iterable[str], shape: Shape) -> View:
         with torch.device("meta"):
             first = first and bool(build_head(spec, shape).reads_first)
     return View(layers=tuple(sorted(layers)), pooled=pooled, first=first)
-
-
-def select_layers(text: str, layers: int) -> list[int]:
-    """Read "all", "last", "last4", "every2" (the last, and every second below it), "0,6,12" or "2-5" as layer numbers.
-
-    0 is the embedding output.
-    """
-    if text == "all":
-        return list(range(layers))
-    tail, step = re.fullmatch(r"last(\d*)", text), re.fullmatch(r"every([1-9]\d*)", text)
-    if step:
-        chosen = list(range((layers - 1) % int(step[1]), layers, int(step[1])))
-    elif tail:
-        count = int(tail[1] or 1)
-        chosen = list(range(layers - count, layers))
-    else:
-        chosen = []
-        for piece in text.split(","):
-            ends = re.fullmatch(r"(\d+)(?:-(\d+))?", piece.strip())
-            if not ends:
-                raise BertVisionError(
-                    f"layers={text!r} is not understood; use all, last, last4, every2, 0,6,12 or 2-5."
-                )
-            chosen += range(int(ends[1]), int(ends[2] or ends[1]) + 1)
-    if not chosen or min(chosen) < 0 or max(chosen) >= layers:
-        raise BertVisionError(f"layers={text!r} asks for layers that do not exist: there are 0 to {layers - 1}.")
-    return sorted(set(chosen))
 
 
 def count(spec: str, shape: Shape) -> tuple[int, int]:
