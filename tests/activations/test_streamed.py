@@ -1,4 +1,5 @@
 import threading
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -50,6 +51,7 @@ def test_two_batches_at_a_time_come_in_order(tiny, cores):
             second.set()
         return backbone(inputs, mask, layers)
 
+    slow.packed = backbone.packed
     streamed.backbone = slow
     found = list(streamed.epoch(0))
     assert seen == [cores // 2] * 2 and torch.get_num_threads() == cores
@@ -64,6 +66,7 @@ def test_an_error_in_a_reader_reaches_the_caller(tiny, cores):
     def broken(inputs, mask, layers):
         raise ValueError("no such layer")
 
+    broken.packed = nullcontext
     streamed.backbone = broken
     with pytest.raises(ValueError, match="no such layer"):
         list(streamed.epoch(0))

@@ -17,6 +17,7 @@ from bertvision.backbones import (
     save_backbone,
     weights_hash,
 )
+from bertvision.backbones.packed import Packed
 from bertvision.errors import BertVisionError
 from bertvision.heads import Last, build_head
 from bertvision.runtime import optimizer_for
@@ -287,3 +288,29 @@ def test_half_precision_products_give_float32_states(tiny):
     assert second.dtype == half.last(tokens, mask).dtype == torch.float32
     assert {p.dtype for p in half.parameters()} == {torch.float32}
     assert 0 < (first - second).abs().max() < 0.05
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_packed_weights_change_no_state_and_go_when_it_ends(family, tmp_path):
+    backbone = load_backbone(str(save_tiny(tmp_path / family, family)), "bfloat16").backbone.eval()
+    tokens, mask = batch(load_backbone(str(tmp_path / family)).tokenizer, TEXTS)
+    with torch.no_grad(), backbone.packed():  # what may still change is left alone
+        assert not any(isinstance(each, Packed) for each in backbone.modules())
+    backbone.requires_grad_(False)
+    names = list(backbone.state_dict())
+    plain = backbone(tokens, mask)
+    with backbone.packed():
+        assert any(isinstance(each, Packed) for each in backbone.modules())
+        assert list(backbone.state_dict()) == names
+        torch.testing.assert_close(backbone(tokens, mask), plain, atol=2e-2, rtol=2e-2)
+    assert not any(isinstance(each, Packed) for each in backbone.modules())
+    assert torch.equal(backbone(tokens, mask), plain)
+
+
+def test_the_real_encoder_packed_gives_the_same_states_to_the_bit():
+    loaded = load_backbone("minilm", "bfloat16")
+    backbone = loaded.backbone.eval().requires_grad_(False)
+    tokens, mask = batch(loaded.tokenizer, TEXTS)
+    plain = backbone(tokens, mask)
+    with backbone.packed():
+        assert torch.equal(backbone(tokens, mask), plain)

@@ -55,6 +55,10 @@ class Streamed:
 
     def read(self, batches: Iterable[np.ndarray]) -> Iterator[Batch]:
         """Yield the hidden states of these rows, batch by batch."""
+        with self.backbone.packed():
+            yield from self._read(batches)
+
+    def _read(self, batches: Iterable[np.ndarray]) -> Iterator[Batch]:
         cores = torch.get_num_threads()
         if self.device.type != "cpu" or cores < READERS:
             yield from map(self._states, batches)

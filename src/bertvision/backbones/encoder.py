@@ -10,7 +10,9 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from bertvision.backbones.apart import in_one_row, in_two_rows
 from bertvision.backbones.dropout import drop, quicken
+from bertvision.backbones.packed import packed
 from bertvision.backbones.words import Words
 from bertvision.errors import BertVisionError
 
@@ -36,6 +38,10 @@ def attend(
         scores = scores + attention_mask
     return (drop(scores.softmax(dim=-1), dropout) @ value).transpose(1, 2).contiguous(), None
 
+
+# Families that take positions and see just what a mask of pairs of tokens says; True: theirs begin behind padding's.
+PLACED = dict.fromkeys(["bert", "electra", "albert"], False)
+PLACED |= dict.fromkeys(["roberta", "xlm-roberta", "camembert"], True)
 
 ATTENTION = "bertvision"
 AttentionInterface.register(ATTENTION, attend)
@@ -66,37 +72,31 @@ class Backbone(nn.Module):
             apart = self._apart(tokens, mask)
             found += [apart(number) for number in numbers if number < 0]
         if numbers[-1] >= 0:
-            together = self._read(tokens, mask)
+            together = self._read(tokens, mask > 0)
             found += [together[number] for number in numbers if number >= 0]
         return torch.stack(found, dim=1).float()
 
-    def _read(self, tokens: dict[str, Tensor], mask: Tensor) -> list[Tensor]:
-        """Each layer: (B, T, W)"""
-        with self._autocast(mask):
-            output = self.encoder(**tokens, attention_mask=mask > 0, output_hidden_states=True)
+    def _read(self, tokens: dict[str, Tensor], seen: Tensor) -> list[Tensor]:
+        """Each layer: (B, T, W). `seen`: which tokens are seen, (B, T), or by whom, (B, 1, T, T)."""
+        with self._autocast(seen):
+            output = self.encoder(**tokens, attention_mask=seen, output_hidden_states=True)
         # Some families normalize once more after the last layer; what BERT's own head reads must come last.
         return [*output.hidden_states[:-1], output.last_hidden_state]
 
     def _apart(self, tokens: dict[str, Tensor], mask: Tensor) -> Callable[[int], Tensor]:
-        """Read each text of a pair by itself, [CLS] before it; return what gives a layer by its number. -> (B, T, W)
+        """Read each text of a pair by itself; return what gives a layer by its number. -> (B, T, W)"""
+        family = self.encoder.config.model_type
+        if family in PLACED and self.encoder.config._attn_implementation == ATTENTION:
+            offset = (self.encoder.config.pad_token_id or 0) + 1 if PLACED[family] else 0
+            inputs, seen, put_back = in_one_row(tokens, mask, offset)
+        else:
+            inputs, seen, put_back = in_two_rows(tokens, mask)
+        read = self._read(inputs, seen)
+        return lambda number: put_back(read[number])
 
-        The states stand where their tokens do. The second text takes the place of a first one: its kind of token, too.
-        """
-        size, device = mask.shape, mask.device
-        first, second = (mask == 1).sum(dim=1, keepdim=True), (mask == 2).sum(dim=1, keepdim=True)
-        # A graph has no sizes that depend on what is read; neither text is longer than the pair.
-        longest = size[1] if torch.compiler.is_exporting() else int(torch.maximum(first, second + 1).max())
-        place = torch.arange(longest, device=device).expand(size[0], longest)
-        there = torch.cat([place < first, place < second + 1])
-        source = torch.cat([place, torch.where(place > 0, first + place - 1, 0)]).clamp(max=size[1] - 1)
-        ids = tokens["input_ids"].repeat(2, 1).gather(1, source)
-        kinds = {name: each[:, :1].repeat(2, longest) for name, each in tokens.items() if name != "input_ids"}
-        read = self._read({"input_ids": ids, **kinds}, there)
-        place = torch.arange(size[1], device=device).expand(size)
-        later = place >= first
-        rows = torch.arange(size[0], device=device).unsqueeze(1)
-        columns = torch.where(later, place - first + 1, place).clamp(max=longest - 1)
-        return lambda number: read[number].unflatten(0, (2, -1))[later.long(), rows, columns]
+    def packed(self) -> AbstractContextManager[None]:
+        """Be quicker for a while, if it is frozen and multiplies in bfloat16 on a CPU; the states are the same."""
+        return packed(self.encoder) if self.precision == "bfloat16" else nullcontext()
 
     def last(self, tokens: dict[str, Tensor], mask: Tensor) -> Tensor:
         """Return the last layer alone, for fine-tuning. (B, T) -> (B, 1, T, W)"""

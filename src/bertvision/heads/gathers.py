@@ -5,6 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from bertvision.errors import lookup
+from bertvision.heads.gradients import largest, mix, unit
 from bertvision.types import Shape
 
 
@@ -19,7 +20,7 @@ class Mean(nn.Module):
     """Average over real tokens."""
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        return _mean(x, mask > 0)
+        return _means(x, (mask > 0).unsqueeze(1)).squeeze(1)
 
 
 class Max(nn.Module):
@@ -63,10 +64,10 @@ class Compare(nn.Module):
     """
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        second = mask == 2
-        pair, found = second.any(dim=1, keepdim=True), []
-        for merge in (_largest, _mean):
-            u, v = (_unit(torch.where(pair, merge(x, here), 0.0)) for here in (mask == 1, second))
+        texts = [mask == 1, mask == 2]
+        pair, found = texts[1].any(dim=1, keepdim=True), []
+        for each in ([_largest(x, here) for here in texts], _means(x, torch.stack(texts, dim=1)).unbind(dim=1)):
+            u, v = (unit(torch.where(pair, text, 0.0)) * x.shape[-1] ** 0.5 for text in each)
             found += [(u - v).abs(), u * v]
         return torch.cat(found, dim=-1)
 
@@ -84,11 +85,9 @@ class Align(nn.Module):
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         second = mask == 2
         first = (mask > 0) & ~second
-        x = functional.normalize(x, dim=-1)
-        mine = second[:, :, None]
-        others = (mine & first[:, None]) | (~mine & second[:, None])  # no `where`: onnxruntime has none of booleans
-        mix = torch.baddbmm(_away(others, x.dtype), x, x.transpose(1, 2), alpha=self.sharpness).softmax(dim=-1)
-        lacks = (x - torch.bmm(mix, x)).abs()
+        x = unit(x)
+        others = mask.unsqueeze(1) + mask.unsqueeze(2) == 3  # 1 and 2: one text sees the other, nobody padding
+        lacks = (x - mix(x, _away(others, x.dtype), self.sharpness)).abs()
         found = torch.cat([_largest(lacks, here) for here in (first, second)], dim=-1)
         return torch.where(second.any(dim=1, keepdim=True), found, 0.0) * x.shape[-1] ** 0.5
 
@@ -106,21 +105,18 @@ class Several(nn.Module):
 
 # A sum and a product, whose gradients are cheap; masked copies of x would each cost two more passes over it.
 def _largest(x: Tensor, real: Tensor) -> Tensor:
-    return (x + _away(real, x.dtype).unsqueeze(-1)).amax(dim=1)
+    return largest(x + _away(real, x.dtype).unsqueeze(-1))
 
 
 def _away(real: Tensor, dtype: torch.dtype) -> Tensor:
     """What to add where nothing stands, so that it is never the largest."""
-    return torch.zeros_like(real, dtype=dtype).masked_fill(~real, torch.finfo(dtype).min / 2)
+    return (~real).to(dtype) * (torch.finfo(dtype).min / 2)
 
 
-def _mean(x: Tensor, real: Tensor) -> Tensor:
-    weight = real.unsqueeze(1).to(x.dtype)
-    return torch.bmm(weight, x).squeeze(1) / weight.sum(dim=2).clamp(min=1)
-
-
-def _unit(x: Tensor) -> Tensor:
-    return functional.normalize(x, dim=-1) * x.shape[-1] ** 0.5
+def _means(x: Tensor, real: Tensor) -> Tensor:
+    """(B, T, F), (B, N, T) -> (B, N, F)"""
+    weight = real.to(x.dtype)
+    return torch.bmm(weight, x) / weight.sum(dim=2, keepdim=True).clamp(min=1)
 
 
 GATHERS = {

@@ -1,7 +1,8 @@
 """The shape nearly every head has, and BERT's own."""
 
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -48,13 +49,18 @@ class Head(nn.Module):
         """Read hidden states: (B, L, T, W), mask (B, T) of 0, 1 and, in pairs, 2 -> (B, T, C) or (B, C)"""
         if self.reads_first:
             hidden, mask = hidden[:, :, :1], mask[:, :1]  # the others would be computed and thrown away
-        hidden, half = self.take(hidden), self.halved and self.training
-        with torch.autocast(hidden.device.type, torch.bfloat16) if half else nullcontext():
+        hidden = self.take(hidden)
+        with self.products(hidden):
             x = self._represent(hidden, mask > 0)
-        x = x.to(self.read.weight.dtype)
-        if not self.shape.per_token:
-            x = self.gather(x, mask)
-        return self.read(self.dropout(x))
+        return self.read(self.dropout(self.gathered(x.to(self.read.weight.dtype), mask)))
+
+    def gathered(self, x: Tensor, mask: Tensor) -> Tensor:
+        """Merge the tokens, if it is for sentences."""
+        return x if self.shape.per_token else self.gather(x, mask)
+
+    def products(self, hidden: Tensor) -> AbstractContextManager[Any]:
+        """Multiply as `halved` says."""
+        return torch.autocast(hidden.device.type, torch.bfloat16) if self.halved and self.training else nullcontext()
 
     def take(self, hidden: Tensor) -> Tensor:
         """Return the states in the type that it computes in."""
