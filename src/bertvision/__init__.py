@@ -10,7 +10,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 # Before it multiplies: kernels are kept by shape, each with memory of its own, and batches have many shapes.
 os.environ.setdefault("LRU_CACHE_CAPACITY", "1")  # PyTorch's cache of them, in front of oneDNN's
-os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
+os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16")
 
 if TYPE_CHECKING:
     from bertvision.backbones import BACKBONES, load_backbone

@@ -105,7 +105,7 @@ class Several(nn.Module):
 
 # A sum and a product, whose gradients are cheap; masked copies of x would each cost two more passes over it.
 def _largest(x: Tensor, real: Tensor) -> Tensor:
-    return largest(x + _away(real, x.dtype).unsqueeze(-1))
+    return largest(x, _away(real, x.dtype).unsqueeze(-1))
 
 
 def _away(real: Tensor, dtype: torch.dtype) -> Tensor:

@@ -7,9 +7,9 @@ from torch import Tensor
 from torch.nn import functional
 
 
-def largest(x: Tensor) -> Tensor:
-    """Each feature's largest value. (B, T, F) -> (B, F)"""
-    return _Largest.apply(x) if x.requires_grad else x.amax(dim=1)
+def largest(x: Tensor, away: Tensor) -> Tensor:
+    """Each feature's largest value, where `away` is not. (B, T, F), (B, T, 1) -> (B, F)"""
+    return _Largest.apply(x, away) if x.requires_grad else (x + away).amax(dim=1)
 
 
 def unit(x: Tensor) -> Tensor:
@@ -23,19 +23,19 @@ def mix(x: Tensor, away: Tensor, sharpness: float) -> Tensor:
 
 
 class _Largest(torch.autograd.Function):
-    """Equals share a gradient, as with `amax`; that counts them as whole numbers, which is slow."""
+    """Equals share a gradient, as with `amax`; that counts them as whole numbers, which is slow, and keeps the sum."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        found = x.amax(dim=1)
-        ctx.save_for_backward(x, found)
+    def forward(ctx: Any, x: Tensor, away: Tensor) -> Tensor:
+        found = (x + away).amax(dim=1)
+        ctx.save_for_backward(x, away, found)
         return found
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        x, found = ctx.saved_tensors
-        here = (x - found.unsqueeze(1)).sign_().add_(1)  # 1 where it stands, 0 where less does
-        return here.mul_((gradients[0] / here.sum(dim=1)).unsqueeze(1))
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        x, away, found = ctx.saved_tensors
+        here = (x + away).sub_(found.unsqueeze(1)).sign_().add_(1)  # 1 where it stands, 0 where less does
+        return here.mul_((gradients[0] / here.sum(dim=1)).unsqueeze(1)), None
 
 
 class _Unit(torch.autograd.Function):
