@@ -1,6 +1,6 @@
 """Every head beside BERT, the controls and the ensembles; the default head tested against each of them.
 
-    python benchmarks/zoo.py sentences --data-dir GLUE [--stages main,ours,decayed,deep,xception]
+    python benchmarks/zoo.py sentences --data-dir GLUE [--stages main,ours,run,decayed,deep,xception]
     python benchmarks/zoo.py spans --data-dir SQUAD --checkpoints DIR --stores DIR [--stages main,heavy,cnn,deep]
     python benchmarks/zoo.py sentences|spans --report
 
@@ -81,6 +81,8 @@ WAYS = ["max", "mean", "product"]
 BERT, DECAYED = "BERT, same checkpoint", "BERT, decayed to zero"
 LAST, ONLY = "control: last, retrained", "control: default head, last layer only"
 OURS = "**default head**"
+RUN, RUN_LAST = "**default head of `bertvision run`**", "its control: last, retrained"
+RUN_ONLY, RUN_BERT = "its control: the same, last layer only", "its BERT, same checkpoint"
 CHOSEN = "paper head that validation chooses"
 KEPT = Path("benchmarks/results/zoo")
 
@@ -114,6 +116,11 @@ def default_of(task: str) -> str:
     return heads.canonical(
         f"{name}:" + ",".join(f"{key}={value}" for key, value in options.items()) if options else name
     )
+
+
+def run_head(task: str) -> str:
+    """The same as `bertvision run` has it: all copies, the layers and readings it names; trained as it trains them."""
+    return heads.canonical(heads.DEFAULTS[TASKS[task].kind][-1])
 
 
 def row_name(spec: str, default: str = "") -> str:
@@ -180,10 +187,10 @@ def against(rival: str, ours: str, cells: Sequence[Cell]) -> Gap:
     return compare(pairs, resamples=2000)
 
 
-def tests(rivals: Sequence[str], cells: Sequence[Cell]) -> tuple[list[str], dict[str, Any]]:
+def tests(rivals: Sequence[str], cells: Sequence[Cell], ours: str = OURS) -> tuple[list[str], dict[str, Any]]:
     """The table of the default head against each rival, p-values corrected over all of them (Holm)."""
     rivals = [rival for rival in rivals if all(rival in cell for cell in cells)]
-    gaps = {rival: against(rival, OURS, cells) for rival in rivals}
+    gaps = {rival: against(rival, ours, cells) for rival in rivals}
     corrected = holm([gap.p for gap in gaps.values()])
     lines = ["| against | difference | 95 % | p | p, corrected |", "|---|---:|---:|---:|---:|"]
     for (rival, gap), p in zip(gaps.items(), corrected, strict=True):
@@ -214,6 +221,11 @@ def sentences(given: argparse.Namespace) -> None:
             seed=seed,
             controls=False,
         )
+        if stage == "run":
+            full = run_head(task)
+            named = {full: RUN, "last": RUN_LAST, heads.last_layer_only(full): RUN_ONLY}
+            made = train(replace(base, heads=list(named)), fraction, given.runs)
+            return {RUN_BERT: made[BERT]} | {to: made[row_name(name)] for name, to in named.items()}
         if stage != "decayed":
             optim = replace(base.train, learning_rate=1e-3, epochs=EPOCHS.get(stage, 5.0))
             told = default if stage == "ours" else ""
@@ -225,13 +237,14 @@ def sentences(given: argparse.Namespace) -> None:
         point = pipeline.open_point(prepared, pipeline.finetune(prepared, given.runs), fraction)
         return {DECAYED: pipeline.bert_run(prepared, point)}
 
-    stages = ["main", "ours", "decayed", "deep", "xception"]
+    stages = ["main", "ours", "run", "decayed", "deep", "xception"]
     for stage in stages:
         for seed, task, fraction in itertools.product(given.seeds, given.tasks, given.fractions):
             path = KEPT / f"sentences-{stage}-{task}-{fraction:g}-{seed}.npz"
             default = default_of(task)
-            names = [BERT, OURS, LAST, ONLY] if stage == "ours" else [DECAYED]
-            if stage not in ("ours", "decayed"):
+            own = {"ours": [BERT, OURS, LAST, ONLY], "run": [RUN_BERT, RUN, RUN_LAST, RUN_ONLY], "decayed": [DECAYED]}
+            names = own.get(stage, [])
+            if not names:
                 names = [row_name(spec) for spec in specs(stage, default)]
             if not (old := path.is_file()) and (given.report or stage not in (given.stages or stages)):
                 continue
@@ -246,7 +259,7 @@ def sentences(given: argparse.Namespace) -> None:
 
 def choose_paper(cell: Cell) -> list[Scored]:
     """Return, seed by seed, the published head that validation prefers."""
-    papers = [heads.canonical(spec) for stage in ("main", "deep") for spec in PAPER_SENTENCES[stage]]
+    papers = [heads.canonical(spec) for stage in PAPER_SENTENCES.values() for spec in stage]
     seeds = len(cell[BERT])
     complete = [cell[name] for name in papers if len(cell.get(name, [])) == seeds]
     return [max((each[seed] for each in complete), key=lambda scored: scored.validation) for seed in range(seeds)]
@@ -265,11 +278,12 @@ def report_sentences(found: dict[tuple[str, float], Cell], given: argparse.Names
         f"The default head is `{default_of('mrpc')}` for pairs and `{default_of('sst2')}` for single texts. "
         "sst2: 10,000 rows of train. mrpc, rte, sst2: accuracy; stsb: Pearson x 100, where every way to combine is the "
         "average. Fine-tuned through BERT's own head; products in float32 or, where the machine has it, bfloat16. "
-        "Heads train for 5 epochs at a rate of 1e-3; the full Xception for one.",
+        "Heads train for 5 epochs at a rate of 1e-3, the full Xception for one; that of `bertvision run` "
+        f"(`{run_head('mrpc')}`, `{run_head('sst2')}`) and its controls, as it trains them: 3 at 2e-3.",
         "",
     ]
     defaults = {task: default_of(task) for task in given.tasks}
-    results: dict[str, Any] = {"default": defaults, "seeds": given.seeds, "scores": {}, "tests": {}}
+    results: dict[str, Any] = {"default": defaults, "seeds": given.seeds, "scores": {}, "tests": {}, "run tests": {}}
     for fraction in given.fractions:
         columns = {task: dict(found[task, fraction]) for task in given.tasks if (task, fraction) in found}
         if not columns:
@@ -293,6 +307,11 @@ def report_sentences(found: dict[tuple[str, float], Cell], given: argparse.Names
             "",
         ]
         results["scores"][f"{fraction:g}"], results["tests"][f"{fraction:g}"] = rows, tested
+        if not all(RUN in cell for cell in columns.values()):
+            continue
+        rivals = [RUN_BERT, DECAYED, RUN_LAST, RUN_ONLY, OURS, CHOSEN]
+        shown, results["run tests"][f"{fraction:g}"] = tests(rivals, list(columns.values()), RUN)
+        lines += ["The default head as `bertvision run` has it, the same way:", "", *shown, ""]
     write_json(given.json or Path("benchmarks/results/zoo-sentences.json"), results)
     (given.page or Path("docs/zoo-sentences.md")).write_text("\n".join(lines))
 
