@@ -349,8 +349,9 @@ def report(given: argparse.Namespace) -> None:
         "each its own run, whose rate falls to zero. Memory: the peak no file backs, above "
         "imports, of the whole and of the head stage. Memory of LoRA, BitFit, the probes, "
         "embeddings, `fine-tuning` at 0.3 to 2 epochs and, on rotten-tomatoes, `bertvision` at 0.1 to 1 is from before "
-        "decision 22, which about halves it. Full fine-tuning of 3 epochs, `bertvision-run`, untuned `bertvision` and, on "
-        "pairs, all of it were timed in one sitting after decision 25, the others before, on a machine of the same kind.",
+        "decision 22, which about halves it. Full fine-tuning of 3 epochs, `bertvision-run`, untuned `bertvision` and, "
+        "on pairs, all of it were timed in one sitting after decision 25, the others before, on a machine of the same "
+        "kind.",
         "",
         *headline(found),
         "",
