@@ -3,10 +3,10 @@
     python benchmarks/speed.py [--task stsb] [--data-dir GLUE] [--rows 1500] [--precision auto] [--json FILE]
 
 The peak is the best of matrix products of the encoder's own shapes and precision, large enough to fill the cores,
-measured before and after each stage in the same run; the better of the two counts. Useful work is what the model's real
-tokens need: 24 W^2 + 4 T W multiply-adds x 2 for each layer and token, three times that for training; padding does not
-count. Fine-tuning is the whole of `finetune` (a fraction is saved, validation is scored after it), dropout on;
-extraction is the whole of `extract` into a store.
+measured before and after each stage in the same run. Useful work is what the model's real tokens need: 24 W^2 + 4 T W
+multiply-adds x 2 for each layer and token, three times that for training; padding does not count. Fine-tuning is the
+whole of `finetune` (a fraction is saved, validation is scored after it), dropout on; extraction is the whole of
+`extract` into a store.
 """
 
 import argparse
@@ -63,8 +63,6 @@ def measure(given: argparse.Namespace) -> dict[str, float]:
         list(pipeline.extract(stored, Path(place), ["train"], texts="together"))
         extracting = time.perf_counter() - began
         peaks.append(peak(experiment.precision))
-    # A clock that drifts would count against the stage that is measured long after its peak.
-    tuning, reading = max(peaks[:2]), max(peaks[1:])
     width, layers = point.backbone.width, point.backbone.layers - 1
     forward = {split: work(prepared, split, width, layers) for split in ("train", "validation", "dev")}
     return {
@@ -73,10 +71,10 @@ def measure(given: argparse.Namespace) -> dict[str, float]:
         "tokenize_seconds": tokenizing,
         "finetune_seconds": finetuning,
         "loop_seconds": loop,
-        "finetune_share": (3 * forward["train"] + forward["validation"] + forward["dev"]) / finetuning / tuning,
-        "loop_share": 3 * forward["train"] / loop / tuning,
+        "finetune_share": (3 * forward["train"] + forward["validation"] + forward["dev"]) / finetuning / max(peaks),
+        "loop_share": 3 * forward["train"] / loop / max(peaks),
         "extract_seconds": extracting,
-        "extract_share": forward["train"] / extracting / reading,
+        "extract_share": forward["train"] / extracting / max(peaks),
     }
 
 

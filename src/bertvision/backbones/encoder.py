@@ -39,9 +39,16 @@ def attend(
     return (drop(scores.softmax(dim=-1), dropout) @ value).transpose(1, 2).contiguous(), None
 
 
-# Families that take positions and see just what a mask of pairs of tokens says; True: theirs begin behind padding's.
-PLACED = dict.fromkeys(["bert", "electra", "albert"], False)
-PLACED |= dict.fromkeys(["roberta", "xlm-roberta", "camembert"], True)
+# Families that take positions and see just what a mask of pairs of tokens says.
+_PLACED = {"bert", "electra", "albert", "roberta", "xlm-roberta", "camembert"}
+# Position 0 .. pad_token_id are never used by these families.
+_OFFSET_POSITIONS = {"roberta", "xlm-roberta", "camembert", "mpnet", "longformer"}
+
+
+def first_position(config: Any) -> int:
+    """The position of a text's first token."""
+    return (config.pad_token_id or 0) + 1 if config.model_type in _OFFSET_POSITIONS else 0
+
 
 ATTENTION = "bertvision"
 AttentionInterface.register(ATTENTION, attend)
@@ -85,10 +92,9 @@ class Backbone(nn.Module):
 
     def _apart(self, tokens: dict[str, Tensor], mask: Tensor) -> Callable[[int], Tensor]:
         """Read each text of a pair by itself; return what gives a layer by its number. -> (B, T, W)"""
-        family = self.encoder.config.model_type
-        if family in PLACED and self.encoder.config._attn_implementation == ATTENTION:
-            offset = (self.encoder.config.pad_token_id or 0) + 1 if PLACED[family] else 0
-            inputs, seen, put_back = in_one_row(tokens, mask, offset)
+        config = self.encoder.config
+        if config.model_type in _PLACED and config._attn_implementation == ATTENTION:
+            inputs, seen, put_back = in_one_row(tokens, mask, first_position(config))
         else:
             inputs, seen, put_back = in_two_rows(tokens, mask)
         read = self._read(inputs, seen)

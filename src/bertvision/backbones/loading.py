@@ -19,14 +19,12 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoTokenizer
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
-from bertvision.backbones.encoder import Backbone, Reader
+from bertvision.backbones.encoder import Backbone, Reader, first_position
 from bertvision.backbones.table import BACKBONES
 from bertvision.errors import BertVisionError
 from bertvision.files import require_space, save_tensors
 from bertvision.sources import answers, unpack
 
-# Position 0 .. pad_token_id are never used by these families.
-_OFFSET_POSITIONS = {"roberta", "xlm-roberta", "camembert", "mpnet", "longformer"}
 # Their classification head is BERT's pooler (dense, tanh) and classifier under other names.
 _TANH_HEADS = {"roberta", "xlm-roberta", "camembert", "mpnet"}
 
@@ -202,9 +200,7 @@ def _linear(name: str, layer: Any) -> dict[str, Tensor]:
 
 def _max_tokens(config: Any, tokenizer: Any) -> int:
     """How many tokens the encoder can place, whatever the tokenizer claims."""
-    positions = getattr(config, "max_position_embeddings", 512)
-    if config.model_type in _OFFSET_POSITIONS:
-        positions -= (config.pad_token_id or 0) + 1
+    positions = getattr(config, "max_position_embeddings", 512) - first_position(config)
     return int(min(positions, tokenizer.model_max_length))
 
 

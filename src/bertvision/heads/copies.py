@@ -5,9 +5,8 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from bertvision.heads.adapters import Adapter
+from bertvision.heads.adapters import Adapter, narrow
 from bertvision.heads.head import Head
 from bertvision.heads.pools import FlattenLayers
 
@@ -22,11 +21,10 @@ class Copies(nn.Module):
 
     def forward(self, hidden: Tensor, mask: Tensor) -> Tensor | list[Tensor]:
         """In training every copy answers for itself, so that each has a loss of its own."""
-        first = self.copies[0]
         if self.merges:
             found = self._merged([cast(Head, copy) for copy in self.copies], hidden, mask)
         else:
-            if isinstance(first, Head) and not self.reads_first:
+            if isinstance(first := self.copies[0], Head) and not self.reads_first:
                 hidden = first.take(hidden)  # once for all
             found = [copy(hidden, mask) for copy in self.copies]
         return found if self.training else torch.stack(found).mean(dim=0)
@@ -36,10 +34,9 @@ class Copies(nn.Module):
         first, adapters = heads[0], [cast(Adapter, head.adapt) for head in heads]
         hidden = first.take(hidden)
         with first.products(hidden):
-            wide = hidden @ torch.cat([each.weight[0] for each in adapters], dim=1)
-            wide = functional.gelu(wide + torch.cat([each.bias[0] for each in adapters], dim=1))
-        if wide.requires_grad:
-            wide.register_hook(Tensor.contiguous)  # sums and products of a gradient that lies across would take longer
+            weight = torch.cat([each.weight[0] for each in adapters], dim=1)
+            bias = torch.cat([each.bias[0] for each in adapters], dim=1)
+            wide = narrow(hidden, weight, bias)
         # (B, L, T, copies x A) -> (copies x B, T, L x A): a copy is as good as more rows to whatever gathers tokens.
         x = wide.unflatten(-1, (len(heads), -1)).permute(3, 0, 2, 1, 4).flatten(0, 1).flatten(2)
         x = first.gathered(x.to(first.read.weight.dtype), mask.repeat(len(heads), 1))
