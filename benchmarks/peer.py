@@ -266,14 +266,16 @@ def bertvision(prepared: Prepared, cell: dict, meter: Meter) -> Outcome:
             point = pipeline.open_point(prepared, pipeline.finetune(prepared, Path(root)), cell["length"])
         shape = prepared.shape(point.backbone, [spec])
         view = view_of([spec], shape)
+        new = {name: new_head(prepared, name, shape, view) for name in (spec, control)}
         with meter.stage("states"):
+            shuffled, dtype = prepared.shuffled(prepared.heads), heads.learns_in(new.values())
             batches = {
                 "validation": states(prepared, point, "validation", view, prepared.ordered(prepared.validation), print),
-                "train": states(prepared, point, "train", view, prepared.shuffled(prepared.heads), print),
+                "train": states(prepared, point, "train", view, shuffled, print, dtype),
             }
 
         def learn(name: str) -> Student:
-            models = {"model": new_head(prepared, name, shape, view)}
+            models = {"model": new[name]}
 
             def validate(models: dict[str, nn.Module]) -> dict[str, tuple[float, float]]:
                 found = prepared.predict(models, batches["validation"], prepared.validation, "validate")

@@ -39,7 +39,6 @@ def test_what_is_too_small_makes_way():
 
 
 def test_room_is_made_for_what_comes_later():
-    buffers = Buffers()
-    buffers.room = 4000
+    buffers = Buffers(4000)
     place = where(buffers.take(1))
     assert where(buffers.take(1000)) == place

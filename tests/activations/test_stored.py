@@ -3,6 +3,7 @@
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made import ALL, Made, place
 
-from bertvision.activations import Kept, Plan, Store, Stored, keep
+from bertvision.activations import FORMATS, Kept, Plan, Store, Stored, keep
 from bertvision.activations.stored import MOST_AHEAD
 from bertvision.errors import BertVisionError
 from bertvision.types import View
@@ -52,6 +53,16 @@ def test_reading_ahead_equals_reading_into_memory(store):
         assert all(same(a, b) for a, b in zip(stored.epoch(number, start=9), kept.epoch(number, start=9), strict=True))
     assert list(stored.epoch(0, start=15)) == [] == list(stored.read([]))
     assert stored.waited > 0
+
+
+@pytest.mark.parametrize("type", FORMATS)
+def test_states_are_rounded_as_they_are_decoded(tmp_path, type):
+    store = Made(np.random.default_rng(1).integers(1, 30, 20)).write(tmp_path / "s", type=type)
+    exact, half = (Stored(store, plan(store), dtype=dtype) for dtype in (torch.float32, torch.bfloat16))
+    kept = Kept(keep(exact, exact.plan, dtype=torch.bfloat16), store.known, exact.plan)
+    for one, other, third in zip(exact.epoch(0), half.epoch(0), kept.epoch(0), strict=True):
+        rounded = replace(one, inputs=one.inputs.to(torch.bfloat16))
+        assert same(rounded, other) and same(rounded, third)
 
 
 def test_threads_and_epochs_at_once_agree(store):
@@ -123,7 +134,7 @@ def test_batches_wait_within_bounds(store, monkeypatch):
     """However slow the reader, only so many batches are decoded ahead of it."""
     loaded = []
     stored = Stored(store, plan(store))
-    monkeypatch.setattr(stored, "load", loaded.append)
+    monkeypatch.setattr(stored, "load", lambda buffers, rows: loaded.append(rows))
     for most in (MOST_AHEAD, 1):
         for number, _ in enumerate(stored.epoch(0)):
             assert len(loaded) <= number + 1 + most

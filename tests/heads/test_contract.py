@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bertvision.heads import GATHERS, HEADS, build_head, train_in
+from bertvision.heads import GATHERS, HEADS, build_head, learns_in, train_in
 from bertvision.types import Shape
 
 SPAN = Shape(layers=5, tokens=12, width=16, outputs=2, per_token=True)
@@ -124,6 +124,22 @@ def test_learns_in_bfloat16_and_answers_in_float32(spec, shape):
         assert found.dtype == torch.float32
     sum(found.square().sum() for found in answers).backward()
     assert [key for key, p in head.named_parameters() if p.grad is None or not p.grad.isfinite().all()] == []
+
+
+@every_case
+def test_states_in_the_type_it_learns_in_are_as_good(spec, shape):
+    hidden, mask = states(shape, tokens=12)
+    assert learns_in([make(spec, shape)]) == torch.float32
+    head = train_in("bfloat16", make(spec, shape)).train()
+    kind = learns_in([head])
+    assert kind == (torch.float32 if spec.startswith("last") else torch.bfloat16)
+    assert learns_in([head, make("last", shape)]) == torch.float32
+
+    def answers(given):
+        torch.manual_seed(1)  # dropout
+        return apart(head(given, mask))
+
+    assert all(torch.equal(a, b) for a, b in zip(answers(hidden), answers(hidden.to(kind)), strict=True))
 
 
 def test_bfloat16_is_used_in_training():

@@ -94,11 +94,17 @@ class Wanted:
         write_shards(self.place, self.layout(), numbers, self.source, plan.batch_size, plan.budget)
 
 
-def choose(mode: str, wanted: Wanted, tokens: Tokens, notify: Callable[[str], None]) -> Batches:
-    """Return the states in the order of `tokens`, from wherever `mode` says."""
+def choose(
+    mode: str,
+    wanted: Wanted,
+    tokens: Tokens,
+    notify: Callable[[str], None],
+    dtype: torch.dtype = torch.float32,
+) -> Batches:
+    """Return the states in the order of `tokens`, from wherever `mode` says; `dtype`: what will do for their reader."""
     lookup(MODES, mode, "way to get activations")
     source, device = wanted.source, wanted.source.device
-    needed = size(wanted.rows.lengths, source.view, wanted.width)
+    needed = size(wanted.rows.lengths, source.view, wanted.width, dtype)
     free = _free_memory()
     few = runtime.decide(needed <= min(MEMORY, free // 2))
     if mode == "memory" and needed > free:
@@ -109,14 +115,14 @@ def choose(mode: str, wanted: Wanted, tokens: Tokens, notify: Callable[[str], No
     store = wanted.found() if mode in ("auto", "store") else None
     if store is None:
         if mode == "memory" or (mode == "auto" and few):
-            return Kept(keep(source, source.tokens.plan), wanted.rows, tokens.plan)
+            return Kept(keep(source, source.tokens.plan, dtype=dtype), wanted.rows, tokens.plan)
         if mode == "stream" or (mode == "auto" and not runtime.decide(_pays(wanted, tokens.plan, notify))):
             return source.over(tokens)
         store = wanted.store()
-    stored = Stored(store, tokens.plan, source.view, device=device)
+    stored = Stored(store, tokens.plan, source.view, dtype=dtype, device=device)
     if mode == "store" or not few:  # who asks for a store may be short of memory
         return stored
-    return Kept(keep(stored, source.tokens.plan), store.known, tokens.plan)
+    return Kept(keep(stored, source.tokens.plan, dtype=dtype), store.known, tokens.plan)
 
 
 def _pays(wanted: Wanted, plan: Plan, notify: Callable[[str], None]) -> bool:

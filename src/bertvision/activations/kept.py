@@ -35,7 +35,6 @@ class Kept:
         self.known = known
         self.plan = plan
         self.rows = len(states)
-        self.buffers = Buffers()
 
     def __len__(self) -> int:
         return len(self.plan)
@@ -46,20 +45,21 @@ class Kept:
 
     def read(self, batches: Iterable[np.ndarray]) -> Iterator[Batch]:
         """Yield the hidden states of these rows, batch by batch."""
+        buffers = Buffers()
         for rows in batches:
             chosen = [self.states[row] for row in rows]
             lengths = np.array([state.shape[1] for state in chosen])
             layers, _, width = chosen[0].shape
             seconds = self.known.seconds
             mask = torch.from_numpy(mark(lengths, None if seconds is None else seconds[rows]))
-            hidden = self.buffers.take(len(chosen), layers, mask.shape[1], width)
+            hidden = buffers.take(len(chosen), layers, mask.shape[1], width, dtype=chosen[0].dtype)
             for here, state in zip(hidden, chosen, strict=True):
                 here[:, : state.shape[1]] = state
                 here[:, state.shape[1] :] = 0
             yield Batch(rows=rows, inputs=hidden, mask=mask, labels=torch.from_numpy(self.known.labels[rows]))
 
 
-def keep(source: Source, plan: Plan, label: str = "read states") -> list[Tensor]:
+def keep(source: Source, plan: Plan, label: str = "read states", dtype: torch.dtype = torch.float32) -> list[Tensor]:
     """Read every row once. -> one (L, T, W) for each"""
     states: dict[int, Tensor] = {}
     with bar(label, total=source.rows) as advance:
@@ -67,13 +67,13 @@ def keep(source: Source, plan: Plan, label: str = "read states") -> list[Tensor]
         for batch in source.read(plan(0)):
             hidden, lengths = batch.inputs, (batch.mask > 0).sum(dim=1).tolist()
             assert isinstance(hidden, Tensor)
-            for row, state, length in zip(batch.rows.tolist(), hidden.float().cpu(), lengths, strict=True):
+            for row, state, length in zip(batch.rows.tolist(), hidden.to(dtype).cpu(), lengths, strict=True):
                 states[row] = state[:, :length].clone()
             advance(len(batch.rows))
     return [states[row] for row in range(source.rows)]
 
 
-def size(lengths: np.ndarray, view: View, width: int) -> int:
+def size(lengths: np.ndarray, view: View, width: int, dtype: torch.dtype) -> int:
     """Bytes that the states of a split take in memory."""
     tokens = len(lengths) if view.first else int(lengths.sum())
-    return tokens * view.channels * width * 4
+    return tokens * view.channels * width * dtype.itemsize

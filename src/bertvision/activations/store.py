@@ -15,7 +15,6 @@ from safetensors import SafetensorError
 from torch import Tensor
 from zlib_ng import zlib_ng  # the CRC-32 of zlib, three times as fast
 
-from bertvision.activations.buffers import Buffers
 from bertvision.activations.layout import (
     MANIFEST,
     NAME,
@@ -71,7 +70,6 @@ class Store:
         self._shard_of = np.repeat(np.arange(len(self.layout.bounds)), [b - a for a, b in self.layout.bounds])
         self._checked = np.zeros(self.rows, dtype=bool)
         self._lock = threading.Lock()
-        self.buffers = Buffers()
 
     def _error(self, what: str) -> BertVisionError:
         return BertVisionError(
@@ -197,15 +195,15 @@ class Store:
             found.append(data)
         return found
 
-    def decode(self, rows: np.ndarray, data: Sequence[Tensor], view: View) -> Tensor:
-        """Turn what `bytes_of` returned into padded states, on the device it is on. -> (B, L, T, W)"""
+    def decode(self, rows: np.ndarray, data: Sequence[Tensor], view: View, hidden: Tensor) -> None:
+        """Fill `hidden` (B, L, T, W) with the states that `bytes_of` returned, and padding."""
         lengths = self.known.lengths[rows].tolist()
         channels, width, form = self.view.channels, self.layout.width, self.layout.format
         positions = [self.view.layers.index(layer) for layer in view.layers]
         positions += [channels - 1] if view.pooled else []
-        longest = 1 if view.first else max(lengths)
-        shape, device = (len(rows), view.channels, longest, width), data[0].device
-        hidden = self.buffers.take(*shape) if device.type == "cpu" else torch.empty(shape, device=device)
+        longest = hidden.shape[2]
+        # Row by row: what is decoded stays in the cache until it is rounded.
+        exact = None if hidden.dtype == torch.float32 else torch.empty(hidden.shape[1:], device=hidden.device)
         for here, row, tokens in zip(hidden, data, lengths, strict=True):
             parts, at, seen = [], 0, min(tokens, longest)
             for part in form.parts:
@@ -214,9 +212,10 @@ class Store:
                 states = row[at:end].view(part.dtype).view(channels, tokens, wide)[:, :seen]
                 parts.append(states if view.channels == channels else states[positions])
                 at = end
-            form.decode(parts, here[:, :seen])
+            form.decode(parts, (here if exact is None else exact)[:, :seen])
+            if exact is not None:
+                here[:, :seen] = exact[:, :seen]
             here[:, seen:] = 0
-        return hidden
 
     def verify(self) -> Iterator[tuple[int, list[str]]]:
         """Read everything; yield the rows looked at, and what is wrong with them."""

@@ -2,17 +2,21 @@
 
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import torch
 
+from bertvision.activations.buffers import Buffers
 from bertvision.activations.plan import Plan
 from bertvision.activations.store import Store
 from bertvision.activations.tokens import mark
 from bertvision.runtime import background, in_order
 from bertvision.types import Batch, View
+
+Load = Callable[[np.ndarray], Batch]
 
 AHEAD = 512 * 1024**2  # bytes of decoded batches that may wait
 MOST_AHEAD = 4
@@ -32,14 +36,16 @@ class Stored:
         plan: Plan,
         view: View | None = None,
         *,
+        dtype: torch.dtype = torch.float32,
         device: torch.device | None = None,
         threads: int | None = None,
     ):
-        """`view`: less than what is stored, if that is enough. `threads`: how many work in the background."""
+        """`view`: less than what is stored, if that is enough. `dtype`: of the states. `threads`: in the background."""
         self.store = store
         self.plan = plan
         self.view = view or store.view
         self.rows = store.rows
+        self.dtype = dtype
         self.device = device or torch.device("cpu")
         self.threads = _spare(self.device) if threads is None else threads
         self.waited = 0.0
@@ -59,23 +65,26 @@ class Stored:
         todo = list(batches)
         if not todo:
             return
-        ahead = self._prepare(todo)
-        yield from self._beside(todo, ahead) if self.threads else self._between(todo, ahead)
+        lengths = self.store.known.lengths
+        tokens = max(len(rows) * (1 if self.view.first else int(lengths[rows].max())) for rows in todo)
+        room = tokens * self.view.channels * self.store.layout.width * self.dtype.itemsize
+        load, ahead = partial(self.load, Buffers(room)), max(1, min(MOST_AHEAD, AHEAD // room))
+        yield from self._beside(load, todo, ahead) if self.threads else self._between(load, todo, ahead)
 
-    def _between(self, todo: list[np.ndarray], ahead: int) -> Iterator[Batch]:
+    def _between(self, load: Load, todo: list[np.ndarray], ahead: int) -> Iterator[Batch]:
         """Load each batch when it is asked for; the disk has been told before."""
         with background(1) as pool:
             for rows in self._announced(todo, ahead, pool):
                 began, decoding = time.perf_counter(), self.decoding
-                batch = self.load(rows)
+                batch = load(rows)
                 self.waited += time.perf_counter() - began - (self.decoding - decoding)
                 yield batch
                 del batch  # the next may use its memory again
 
-    def _beside(self, todo: list[np.ndarray], ahead: int) -> Iterator[Batch]:
+    def _beside(self, load: Load, todo: list[np.ndarray], ahead: int) -> Iterator[Batch]:
         """Load batches in the background."""
         with background(self.threads) as pool:
-            batches = in_order(pool, self.load, self._announced(todo, ahead, pool), ahead)
+            batches = in_order(pool, load, self._announced(todo, ahead, pool), ahead)
             for _ in todo:
                 began = time.perf_counter()
                 batch = next(batches)
@@ -92,26 +101,23 @@ class Stored:
                 pool.submit(self.store.advise, later)
             yield rows
 
-    def load(self, rows: np.ndarray) -> Batch:
+    def load(self, buffers: Buffers, rows: np.ndarray) -> Batch:
         """Read and decode one batch."""
         data = self.store.bytes_of(rows)
         began = time.perf_counter()
-        if self.device.type == "cuda":
-            data = [row.to(self.device) for row in data]
-        hidden = self.store.decode(rows, data, self.view)
         known = self.store.known
         lengths = np.ones(len(rows), dtype=np.int64) if self.view.first else known.lengths[rows]
+        shape = (len(rows), self.view.channels, int(lengths.max()), self.store.layout.width)
+        if self.device.type == "cuda":
+            data = [row.to(self.device) for row in data]
+            hidden = torch.empty(shape, device=self.device, dtype=self.dtype)
+        else:
+            hidden = buffers.take(*shape, dtype=self.dtype)
+        self.store.decode(rows, data, self.view, hidden)
         mask = torch.from_numpy(mark(lengths, None if known.seconds is None else known.seconds[rows]))
         labels = torch.from_numpy(known.labels[rows])
         self.decoding += time.perf_counter() - began
         return Batch(rows=rows, inputs=hidden, mask=mask, labels=labels)
-
-    def _prepare(self, batches: list[np.ndarray]) -> int:
-        """Make room for the largest batch; return how many may wait."""
-        lengths = self.store.known.lengths
-        tokens = max(len(rows) * (1 if self.view.first else int(lengths[rows].max())) for rows in batches)
-        self.store.buffers.room = room = tokens * self.view.channels * self.store.layout.width * 4
-        return max(1, min(MOST_AHEAD, AHEAD // room))
 
 
 def _spare(device: torch.device) -> int:

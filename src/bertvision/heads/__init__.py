@@ -37,6 +37,7 @@ __all__ = [
     "count",
     "expand",
     "last_layer_only",
+    "learns_in",
     "look_through",
     "options_of",
     "parse",
@@ -258,6 +259,17 @@ def train_in(precision: str, head: nn.Module) -> nn.Module:
         if isinstance(part, Head):
             part.halved = precision == "bfloat16"
     return head
+
+
+def learns_in(models: Iterable[nn.Module]) -> torch.dtype:
+    """The type of states that these heads learn from: float32 unless all of them round to bfloat16 anyway."""
+    return torch.bfloat16 if all(_halved(model) for model in models) else torch.float32
+
+
+def _halved(model: nn.Module) -> bool:
+    if isinstance(model, Select | Copies):
+        return all(_halved(part) for part in ([model.head] if isinstance(model, Select) else model.copies))
+    return isinstance(model, Head) and model.halved
 
 
 def build_for(spec: str, shape: Shape, view: View) -> nn.Module:

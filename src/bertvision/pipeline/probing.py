@@ -14,7 +14,7 @@ from torch import nn
 from bertvision import heads, runtime
 from bertvision.errors import BertVisionError
 from bertvision.files import locked, value_hash
-from bertvision.heads import Select, build_for, last_layer_only, train_in, view_of
+from bertvision.heads import Select, build_for, last_layer_only, learns_in, train_in, view_of
 from bertvision.pipeline.finetuning import Point
 from bertvision.pipeline.prepared import Notify, Prepared, fingerprint
 from bertvision.pipeline.scoring import bert_run, finish, grades
@@ -65,7 +65,8 @@ def _train(
             optims[f"{spec}@{rate:g}"] = replace(prepared.heads, learning_rate=rate)
     began = time.perf_counter()
     validation = states(prepared, point, "validation", view, prepared.ordered(prepared.validation), notify)
-    train = states(prepared, point, "train", view, prepared.shuffled(prepared.heads, labels=experiment.labels), notify)
+    shuffled = prepared.shuffled(prepared.heads, labels=experiment.labels)
+    train = states(prepared, point, "train", view, shuffled, notify, learns_in(models.values()))
     reading = time.perf_counter() - began
 
     resume = _resume(prepared, point, todo, start)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from bertvision import cluster, runtime
 from bertvision.activations import FORMATS, Layout, Rows, Store, Tokens, Wanted, choose
@@ -22,13 +23,21 @@ from bertvision.progress import say
 from bertvision.types import Batches, View
 
 
-def states(prepared: Prepared, point: Point, name: str, view: View, tokens: Tokens, notify: Notify) -> Batches:
+def states(
+    prepared: Prepared,
+    point: Point,
+    name: str,
+    view: View,
+    tokens: Tokens,
+    notify: Notify,
+    dtype: torch.dtype = torch.float32,
+) -> Batches:
     """Return the states of a split in the order of `tokens`: kept, streamed or stored."""
     wanted = want(prepared, point, name, view)
     mode = prepared.experiment.activations
     if name == "dev" and mode in ("auto", "store") and not wanted.found():
         mode = "stream"  # it is read once
-    found = choose(mode, wanted, tokens, notify)
+    found = choose(mode, wanted, tokens, notify, dtype)
     runtime.give_back()
     return found
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from bertvision.files import locked, value_hash
-from bertvision.heads import view_of
+from bertvision.heads import learns_in, view_of
 from bertvision.pipeline.prepared import fingerprint
 from bertvision.pipeline.probing import new_head
 from bertvision.pipeline.scoring import finish
@@ -58,7 +58,7 @@ def _by_epoch(lab: Lab, seed: int, fraction: float) -> list[Run]:
         name: states(prepared, point, name, view, prepared.ordered(split), lab.notify)
         for name, split in prepared.held_out.items()
     }
-    train = states(prepared, point, "train", view, prepared.shuffled(optim), lab.notify)
+    train = states(prepared, point, "train", view, prepared.shuffled(optim), lab.notify, learns_in([model]))
     parameters = sum(p.numel() for p in model.parameters())
 
     def keep(epoch: float, record: dict[str, float]) -> None:
