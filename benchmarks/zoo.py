@@ -1,6 +1,6 @@
 """Every head beside BERT, the controls and the ensembles; the default head tested against each of them.
 
-    python benchmarks/zoo.py sentences --data-dir GLUE [--stages main,ours,run,decayed,deep,xception]
+    python benchmarks/zoo.py sentences --data-dir GLUE [--stages main,single,default,decayed,deep,xception]
     python benchmarks/zoo.py spans --data-dir SQUAD --checkpoints DIR --stores DIR [--stages main,heavy,cnn,deep]
     python benchmarks/zoo.py sentences|spans --report
 
@@ -81,8 +81,7 @@ WAYS = ["max", "mean", "product"]
 BERT, DECAYED = "BERT, same checkpoint", "BERT, decayed to zero"
 LAST, ONLY = "control: last, retrained", "control: default head, last layer only"
 OURS = "**default head**"
-RUN, RUN_LAST = "**default head of `bertvision run`**", "its control: last, retrained"
-RUN_ONLY, RUN_BERT = "its control: the same, last layer only", "its BERT, same checkpoint"
+MIXED = {how: f"BERT + default ({how})" for how in WAYS}
 CHOSEN = "paper head that validation chooses"
 KEPT = Path("benchmarks/results/zoo")
 
@@ -100,27 +99,20 @@ def train(experiment: Experiment, fraction: float, root: Path, default: str = ""
     if default in trained:
         found[OURS] = trained[default]
         for how in WAYS:
-            found[f"BERT + default ({how})"] = pipeline.ensemble(
-                prepared, point.directory, [bert, trained[default]], how
-            )
+            found[MIXED[how]] = pipeline.ensemble(prepared, point.directory, [bert, trained[default]], how)
     return found
 
 
 def default_of(task: str) -> str:
-    """The head that a task gets unless told otherwise, as the others are: one copy of the usual size on all layers.
-
-    Of pairs that are read together, too: as published, and as all of these were measured.
-    """
-    name, options = heads.parse(heads.DEFAULTS[TASKS[task].kind][-1])
-    options = {key: value for key, value in options.items() if key not in ("copies", "size", "layers", "texts")}
-    return heads.canonical(
-        f"{name}:" + ",".join(f"{key}={value}" for key, value in options.items()) if options else name
-    )
-
-
-def run_head(task: str) -> str:
-    """The same as `bertvision run` has it: all copies, the layers and readings it names; trained as it trains them."""
+    """The head that a task gets unless told otherwise."""
     return heads.canonical(heads.DEFAULTS[TASKS[task].kind][-1])
+
+
+def single_of(task: str) -> str:
+    """One copy of it, of the usual size, on all layers of texts that are read together, as the other heads are."""
+    name, options = heads.parse(default_of(task))
+    options = {key: value for key, value in options.items() if key not in ("copies", "size", "layers", "texts")}
+    return heads.canonical(f"{name}:" + ",".join(f"{key}={value}" for key, value in options.items()))
 
 
 def row_name(spec: str, default: str = "") -> str:
@@ -187,10 +179,10 @@ def against(rival: str, ours: str, cells: Sequence[Cell]) -> Gap:
     return compare(pairs, resamples=2000)
 
 
-def tests(rivals: Sequence[str], cells: Sequence[Cell], ours: str = OURS) -> tuple[list[str], dict[str, Any]]:
+def tests(rivals: Sequence[str], cells: Sequence[Cell]) -> tuple[list[str], dict[str, Any]]:
     """The table of the default head against each rival, p-values corrected over all of them (Holm)."""
     rivals = [rival for rival in rivals if all(rival in cell for cell in cells)]
-    gaps = {rival: against(rival, ours, cells) for rival in rivals}
+    gaps = {rival: against(rival, OURS, cells) for rival in rivals}
     corrected = holm([gap.p for gap in gaps.values()])
     lines = ["| against | difference | 95 % | p | p, corrected |", "|---|---:|---:|---:|---:|"]
     for (rival, gap), p in zip(gaps.items(), corrected, strict=True):
@@ -204,32 +196,28 @@ def sentences(given: argparse.Namespace) -> None:
     """Sentence tasks, fine-tuned here."""
     found: dict[tuple[str, float], Cell] = {}
 
-    def specs(stage: str, default: str) -> list[str]:
-        if stage == "ours":  # apart, with what it is tested against: when the default changes, the others stay
-            return [default, "last", heads.last_layer_only(default)]
-        return [*(OWN_SENTENCES if stage == "main" else []), *PAPER_SENTENCES[stage]]
+    def specs(stage: str, task: str) -> list[str]:
+        if stage == "default":  # apart, with what it is tested against: when the default changes, the others stay
+            return [default_of(task), "last", heads.last_layer_only(default_of(task))]
+        if stage == "single":
+            return [single_of(task)]
+        return [*(OWN_SENTENCES if stage == "main" else []), *PAPER_SENTENCES.get(stage, [])]
 
     def make_cell(stage: str, task: str, fraction: float, seed: int) -> dict[str, Run]:
-        default = default_of(task)
-        limit = LIMITS.get(task, 0)
         base = make(
             task=task,
             data_dir=given.data_dir,
-            limit=limit,
+            limit=LIMITS.get(task, 0),
             fractions=given.fractions,
             through="last",
             seed=seed,
             controls=False,
         )
-        if stage == "run":
-            full = run_head(task)
-            named = {full: RUN, "last": RUN_LAST, heads.last_layer_only(full): RUN_ONLY}
-            made = train(replace(base, heads=list(named)), fraction, given.runs)
-            return {RUN_BERT: made[BERT]} | {to: made[row_name(name)] for name, to in named.items()}
+        if stage == "default":
+            return train(replace(base, heads=specs(stage, task)), fraction, given.runs, default_of(task))
         if stage != "decayed":
             optim = replace(base.train, learning_rate=1e-3, epochs=EPOCHS.get(stage, 5.0))
-            told = default if stage == "ours" else ""
-            return train(replace(base, heads=specs(stage, default), train=optim), fraction, given.runs, told)
+            return train(replace(base, heads=specs(stage, task), train=optim), fraction, given.runs)
         decayed = replace(
             base, fractions=[fraction], finetune=Optim(schedule="linear", warmup=0.1 * fraction), heads=[]
         )
@@ -237,21 +225,18 @@ def sentences(given: argparse.Namespace) -> None:
         point = pipeline.open_point(prepared, pipeline.finetune(prepared, given.runs), fraction)
         return {DECAYED: pipeline.bert_run(prepared, point)}
 
-    stages = ["main", "ours", "run", "decayed", "deep", "xception"]
+    stages = ["main", "single", "default", "decayed", "deep", "xception"]
     for stage in stages:
         for seed, task, fraction in itertools.product(given.seeds, given.tasks, given.fractions):
             path = KEPT / f"sentences-{stage}-{task}-{fraction:g}-{seed}.npz"
-            default = default_of(task)
-            own = {"ours": [BERT, OURS, LAST, ONLY], "run": [RUN_BERT, RUN, RUN_LAST, RUN_ONLY], "decayed": [DECAYED]}
-            names = own.get(stage, [])
-            if not names:
-                names = [row_name(spec) for spec in specs(stage, default)]
+            if stage == "single" and single_of(task) in map(heads.canonical, OWN_SENTENCES):
+                continue
+            names = {"default": [BERT, OURS, LAST, ONLY, *MIXED.values()], "decayed": [DECAYED]}.get(stage)
+            names = names or [row_name(spec) for spec in specs(stage, task)]
             if not (old := path.is_file()) and (given.report or stage not in (given.stages or stages)):
                 continue
             made = kept(path, names, partial(make_cell, stage, task, fraction, seed))
-            cell = found.setdefault((task, fraction), {})
-            unwanted = [default] if stage == "ours" else [BERT, LAST]
-            add(cell, {name: each for name, each in made.items() if name not in unwanted})
+            add(found.setdefault((task, fraction), {}), {name: made[name] for name in names})
             if not old:
                 print(stage, task, fraction, seed, flush=True)
     report_sentences(found, given)
@@ -276,14 +261,14 @@ def report_sentences(found: dict[tuple[str, float], Cell], given: argparse.Names
         "Validation, a tenth of train held out before fine-tuning, chose every head's epoch; rows of train, the "
         "default head. "
         f"The default head is `{default_of('mrpc')}` for pairs and `{default_of('sst2')}` for single texts. "
-        "sst2: 10,000 rows of train. mrpc, rte, sst2: accuracy; stsb: Pearson x 100, where every way to combine is the "
-        "average. Fine-tuned through BERT's own head; products in float32 or, where the machine has it, bfloat16. "
-        "Heads train for 5 epochs at a rate of 1e-3, the full Xception for one; that of `bertvision run` "
-        f"(`{run_head('mrpc')}`, `{run_head('sst2')}`) and its controls, as it trains them: 3 at 2e-3.",
+        "sst2: 10,000 rows of train. mrpc, rte, sst2: accuracy, where two members combined in any way prefer the same "
+        "of two classes; stsb: Pearson x 100, where every way is the average. Fine-tuned through BERT's own head; products in float32 or, where the machine has it, bfloat16. "
+        "The default head and both controls train as `bertvision run` does it (3 epochs at 2e-3, three copies); the "
+        "others for 5 epochs at a rate of 1e-3, the full Xception for one.",
         "",
     ]
     defaults = {task: default_of(task) for task in given.tasks}
-    results: dict[str, Any] = {"default": defaults, "seeds": given.seeds, "scores": {}, "tests": {}, "run tests": {}}
+    results: dict[str, Any] = {"default": defaults, "seeds": given.seeds, "scores": {}, "tests": {}}
     for fraction in given.fractions:
         columns = {task: dict(found[task, fraction]) for task in given.tasks if (task, fraction) in found}
         if not columns:
@@ -307,11 +292,6 @@ def report_sentences(found: dict[tuple[str, float], Cell], given: argparse.Names
             "",
         ]
         results["scores"][f"{fraction:g}"], results["tests"][f"{fraction:g}"] = rows, tested
-        if not all(RUN in cell for cell in columns.values()):
-            continue
-        rivals = [RUN_BERT, DECAYED, RUN_LAST, RUN_ONLY, OURS, CHOSEN]
-        shown, results["run tests"][f"{fraction:g}"] = tests(rivals, list(columns.values()), RUN)
-        lines += ["The default head as `bertvision run` has it, the same way:", "", *shown, ""]
     write_json(given.json or Path("benchmarks/results/zoo-sentences.json"), results)
     (given.page or Path("docs/zoo-sentences.md")).write_text("\n".join(lines))
 
