@@ -262,7 +262,8 @@ def report_sentences(found: dict[tuple[str, float], Cell], given: argparse.Names
         "default head. "
         f"The default head is `{default_of('mrpc')}` for pairs and `{default_of('sst2')}` for single texts. "
         "sst2: 10,000 rows of train. mrpc, rte, sst2: accuracy, where two members combined in any way prefer the same "
-        "of two classes; stsb: Pearson x 100, where every way is the average. Fine-tuned through BERT's own head; products in float32 or, where the machine has it, bfloat16. "
+        "of two classes; stsb: Pearson x 100, where every way is the average. "
+        "Fine-tuned through BERT's own head; products in float32 or, where the machine has it, bfloat16. "
         "The default head and both controls train as `bertvision run` does it (3 epochs at 2e-3, three copies); the "
         "others for 5 epochs at a rate of 1e-3, the full Xception for one.",
         "",
