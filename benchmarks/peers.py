@@ -347,11 +347,7 @@ def report(given: argparse.Namespace) -> None:
         "latency of the first seed, alone on the machine, tuning not counted. `bertvision-run` is what "
         "`bertvision run` does unless told otherwise: nothing tuned, a constant rate; the other rows of BERTVision are "
         "each its own run, whose rate falls to zero. Memory: the peak no file backs, above "
-        "imports, of the whole and of the head stage. Memory of LoRA, BitFit, the probes, "
-        "embeddings, `fine-tuning` at 0.3 to 2 epochs and, on rotten-tomatoes, `bertvision` at 0.1 to 1 is from before "
-        "decision 22, which about halves it. Full fine-tuning of 3 epochs, `bertvision-run`, untuned `bertvision` and, "
-        "on pairs, all of it were timed in one sitting after decision 25, the others before, on a machine of the same "
-        "kind.",
+        "imports, of the whole and of the head stage.",
         "",
         *headline(found),
         "",
