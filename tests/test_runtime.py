@@ -1,8 +1,3 @@
-import os
-import platform
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch import nn
@@ -28,29 +23,3 @@ def test_precision_follows_the_machine(monkeypatch, native):
     for wanted in ["float16"] if native else ["float16", "bfloat16"]:
         with pytest.raises(BertVisionError, match=f"no {wanted} arithmetic"):
             runtime.require_precision(wanted)
-
-
-HEAPS = """
-import ctypes, sys, threading
-import bertvision
-libc = ctypes.CDLL("libc.so.6")
-libc.fopen.restype = ctypes.c_void_p
-barrier = threading.Barrier(4)
-def allocate():
-    kept = bytearray(100_000)
-    barrier.wait()
-threads = [threading.Thread(target=allocate) for _ in range(4)]
-[thread.start() for thread in threads]
-[thread.join() for thread in threads]
-file = ctypes.c_void_p(libc.fopen(sys.argv[1].encode(), b"w"))
-libc.malloc_info(0, file)
-libc.fclose(file)
-"""
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="about glibc's heaps")
-@pytest.mark.parametrize(("told", "heaps"), [({}, 1), ({"MALLOC_ARENA_MAX": "3"}, 3)])
-def test_threads_share_a_heap_unless_told_otherwise(tmp_path, told, heaps):
-    environment = {key: value for key, value in os.environ.items() if key != "MALLOC_ARENA_MAX"} | told
-    subprocess.run([sys.executable, "-c", HEAPS, tmp_path / "info.xml"], env=environment, check=True)
-    assert (tmp_path / "info.xml").read_text().count("<heap nr=") == heaps

@@ -1,8 +1,6 @@
 """Fine-tune an encoder for a fraction of an epoch, read all its layers once, and train a tiny head on them."""
 
-import ctypes
 import os
-from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +11,6 @@ os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 # Before it multiplies: kernels are kept by shape, each with memory of its own, and batches have many shapes.
 os.environ.setdefault("LRU_CACHE_CAPACITY", "1")  # PyTorch's cache of them, in front of oneDNN's
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16")
-# Before threads allocate: each would have a heap of its own, whose end glibc never gives back.
-if "MALLOC_ARENA_MAX" not in os.environ:
-    with suppress(OSError, AttributeError):  # only glibc has it
-        ctypes.CDLL("libc.so.6").mallopt(-8, 1)  # M_ARENA_MAX
 
 if TYPE_CHECKING:
     from bertvision.backbones import BACKBONES, load_backbone
