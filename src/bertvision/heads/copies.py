@@ -47,6 +47,11 @@ class Copies(nn.Module):
         """Whether [CLS] is all that they look at."""
         return all(bool(copy.reads_first) for copy in self.copies)
 
+    @property
+    def halved(self) -> bool:
+        """Whether training multiplies in bfloat16 whatever they are shown."""
+        return all(bool(copy.halved) for copy in self.copies)
+
 
 def _merges(head: Head) -> bool:
     """Whether a head is an adapter for all layers and a gather that learns nothing."""

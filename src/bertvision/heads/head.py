@@ -95,6 +95,8 @@ class Head(nn.Module):
 class Last(nn.Module):
     """BERT's own head: last layer -> linear; for sentences [CLS] -> pooler -> tanh -> linear."""
 
+    halved = False
+
     def __init__(self, shape: Shape, *, dropout: float = 0.1):
         super().__init__()
         self.shape = shape
@@ -141,6 +143,11 @@ class Select(nn.Module):
     def reads_first(self) -> bool:
         """Whether [CLS] is all that it looks at."""
         return bool(self.head.reads_first)
+
+    @property
+    def halved(self) -> bool:
+        """Whether training multiplies in bfloat16 whatever it is shown."""
+        return bool(self.head.halved)
 
     def through(self, view: View, layers: int) -> "Select":
         """Find the chosen layers in states that are a view of `layers` layers."""
