@@ -12,13 +12,13 @@ from dataclasses import replace
 
 import torch
 
-from bertvision.activations import Streamed
-from bertvision.backbones import load_backbone
-from bertvision.config import Optim, make
+from bertvision.config import TrainingConfig, make
+from bertvision.encoders import load_encoder
 from bertvision.heads import HEADS, build_head
-from bertvision.pipeline import Prepared, prepare
+from bertvision.pipeline import ExperimentData, load_data
+from bertvision.states import ComputedStates
 from bertvision.training import fit
-from bertvision.types import Batches, View
+from bertvision.types import Batches, StateView
 
 POOLING_AND_ADAPTERS = [
     "mean",
@@ -32,31 +32,31 @@ POOLING_AND_ADAPTERS = [
     "learned-adapter-386-skip",
     "mean-adapter-386-skip",
     "adapter-386-skip-learned",
-    "adapter:gather=max",
+    "adapter:token_pooling=max",
 ]
-OPTIM = Optim(learning_rate=1e-3, epochs=1, batch_size=32)
+OPTIM = TrainingConfig(learning_rate=1e-3, epochs=1, batch_size=32)
 
 
-def train(prepared: Prepared, states: Batches, specs: list[str], backbone) -> tuple[dict[str, torch.Tensor], float]:
+def train(data: ExperimentData, states: Batches, specs: list[str], encoder) -> tuple[dict[str, torch.Tensor], float]:
     """Train these heads together; return their weights and the seconds it took."""
     models = {}
     for spec in specs:
         torch.manual_seed(0)
-        models[spec] = build_head(spec, prepared.shape(backbone))
+        models[spec] = build_head(spec, data.shape(encoder))
     began = time.perf_counter()
-    fit(models, states, prepared.task.loss, dict.fromkeys(specs, OPTIM))
+    fit(models, states, data.task.loss, dict.fromkeys(specs, OPTIM))
     seconds = time.perf_counter() - began
     return {
         spec: torch.cat([p.detach().flatten() for p in model.parameters()]) for spec, model in models.items()
     }, seconds
 
 
-def compare(name: str, prepared: Prepared, states: Batches, specs: list[str], backbone) -> None:
+def compare(name: str, data: ExperimentData, states: Batches, specs: list[str], encoder) -> None:
     """Print chorus against alone for a family of heads."""
-    together, chorus = train(prepared, states, specs, backbone)
+    together, chorus = train(data, states, specs, encoder)
     alone, worst = 0.0, 0.0
     for spec in specs:
-        weights, seconds = train(prepared, states, [spec], backbone)
+        weights, seconds = train(data, states, [spec], encoder)
         alone += seconds
         worst = max(worst, float((weights[spec] - together[spec]).abs().max()))
     print(
@@ -71,14 +71,14 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=384)
     parser.add_argument("--cnn", action="store_true", help="also the convolutional family, on the [CLS] token")
     given = parser.parse_args()
-    prepared = prepare(make(task="stsb", source="registry", limit=given.rows, limit_dev=8))
-    backbone = load_backbone("minilm").backbone.eval().requires_grad_(False)
-    tokens = prepared.shuffled(replace(prepared.heads, batch_size=OPTIM.batch_size))
-    states = Streamed(backbone, tokens, View(layers=tuple(range(backbone.layers))))
-    compare("pooling and adapters", prepared, states, POOLING_AND_ADAPTERS, backbone)
+    data = load_data(make(task="stsb", source="registry", limit=given.rows, limit_dev=8))
+    encoder = load_encoder("minilm").encoder.eval().requires_grad_(False)
+    tokens = data.shuffled(replace(data.heads, batch_size=OPTIM.batch_size))
+    states = ComputedStates(encoder, tokens, StateView(layers=tuple(range(encoder.layers))))
+    compare("pooling and adapters", data, states, POOLING_AND_ADAPTERS, encoder)
     if given.cnn:
         family = [name for name in HEADS if ("cnn" in name or "ception" in name) and "dropout" not in name]
-        compare("convolutions", prepared, states, family, backbone)
+        compare("convolutions", data, states, family, encoder)
 
 
 if __name__ == "__main__":

@@ -21,18 +21,18 @@ from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 
 from bertvision import heads, pipeline
-from bertvision.activations import Streamed
-from bertvision.backbones import Backbone, Loaded, Reader, load_backbone
 from bertvision.config import Experiment, make
-from bertvision.ensemble import combine
-from bertvision.files import replacing
-from bertvision.heads import Last, view_of
-from bertvision.pipeline import Prepared
-from bertvision.pipeline.probing import new_head
-from bertvision.pipeline.scoring import grade
+from bertvision.encoders import Encoder, EncoderWithHead, LoadedEncoder, load_encoder
+from bertvision.ensembles import combine
+from bertvision.files import atomic_write
+from bertvision.heads import BertHead, view_of
+from bertvision.pipeline import ExperimentData
+from bertvision.pipeline.evaluation import validation_score
+from bertvision.pipeline.head_training import new_head
 from bertvision.pipeline.states import states
-from bertvision.training import Student, fit
-from bertvision.types import Predictions, View
+from bertvision.states import ComputedStates
+from bertvision.training import TrainState, fit
+from bertvision.types import Predictions, StateView
 
 LATENCY_ROWS = 200
 
@@ -89,65 +89,65 @@ class Outcome:
     extra: dict[str, Any] = field(default_factory=dict)
 
 
-def load(prepared: Prepared) -> Loaded:
+def load(data: ExperimentData) -> LoadedEncoder:
     """The same backbone, in the same precision, for everyone."""
-    return load_backbone(prepared.experiment.backbone, prepared.experiment.precision)
+    return load_encoder(data.experiment.encoder, data.experiment.precision)
 
 
-def tuned(prepared: Prepared, cell: dict, meter: Meter, adapt: Callable[[Backbone], None]) -> Outcome:
+def checkpoints(data: ExperimentData, cell: dict, meter: Meter, adapt: Callable[[Encoder], None]) -> Outcome:
     """Train a backbone with BERT's own head, in the one training loop; `adapt` says what of it may learn."""
     with meter.stage("load"):
         torch.manual_seed(cell["seed"])
-        loaded = load(prepared)
-        adapt(loaded.backbone)
-        loaded.backbone.narrow(prepared.words())
-        reader = Reader(loaded.backbone, Last(prepared.shape(loaded.backbone), dropout=loaded.dropout))
-    optim = replace(prepared.finetune, learning_rate=cell["rate"], epochs=cell["length"], schedule="linear")
+        loaded = load(data)
+        adapt(loaded.encoder)
+        loaded.encoder.restrict_vocabulary(data.vocabulary())
+        reader = EncoderWithHead(loaded.encoder, BertHead(data.shape(loaded.encoder), dropout=loaded.dropout))
+    optim = replace(data.finetune, learning_rate=cell["rate"], epochs=cell["length"], schedule="linear")
     optim = replace(optim, warmup=0.1 * cell["length"])
 
     def predict(name: str) -> dict[str, Predictions]:
-        split = getattr(prepared, name)
-        return prepared.predict({"model": reader}, prepared.ordered(split), split, name)
+        split = getattr(data, name)
+        return data.predict({"model": reader}, data.ordered(split), split, name)
 
     def validate(models: dict[str, nn.Module]) -> dict[str, tuple[float, float]]:
-        return {"model": grade(prepared, prepared.validation, predict("validation")["model"])}
+        return {"model": validation_score(data, data.validation, predict("validation")["model"])}
 
     with meter.stage("train"):
-        batches = prepared.shuffled(optim)
-        student = fit(
-            {"model": reader}, batches, prepared.task.loss, {"model": optim}, seed=cell["seed"], validate=validate
+        batches = data.shuffled(optim)
+        train_state = fit(
+            {"model": reader}, batches, data.task.loss, {"model": optim}, seed=cell["seed"], validate=validate
         )
-    with loaded.backbone.whole():  # words that did not occur could have changed, too
+    with loaded.encoder.full_table():  # words that did not occur could have changed, too
         trainable = sum(p.numel() for p in reader.parameters() if p.requires_grad)
-    return Outcome(predict, trainable, 4 * trainable, reader, {"best_epoch": student["model"].best_epoch})
+    return Outcome(predict, trainable, 4 * trainable, reader, {"best_epoch": train_state["model"].best_epoch})
 
 
-def everything(backbone: Backbone) -> None:
+def everything(encoder: Encoder) -> None:
     """Full fine-tuning."""
 
 
-def lora(backbone: Backbone) -> None:
+def lora(encoder: Encoder) -> None:
     """peft's usual settings for BERT."""
     config = LoraConfig(r=8, lora_alpha=16, lora_dropout=0.1, target_modules=["query", "value"])
-    get_peft_model(backbone.encoder, config)  # it puts its layers into the encoder itself and freezes the rest
+    get_peft_model(encoder.model, config)  # it puts its layers into the encoder itself and freezes the rest
 
 
-def bitfit(backbone: Backbone) -> None:
+def bitfit(encoder: Encoder) -> None:
     """Biases alone."""
-    for name, parameter in backbone.named_parameters():
+    for name, parameter in encoder.named_parameters():
         parameter.requires_grad_(name.endswith("bias"))
 
 
 class Regression(nn.Module):
     """Frozen features through a linear model: an answer to be timed."""
 
-    def __init__(self, backbone: Backbone, features: Callable[[Tensor, Tensor], Tensor], model: Any):
+    def __init__(self, encoder: Encoder, features: Callable[[Tensor, Tensor], Tensor], model: Any):
         super().__init__()
-        self.backbone, self.features, self.model = backbone, features, model
+        self.encoder, self.features, self.model = encoder, features, model
 
     def forward(self, tokens: dict[str, Tensor], mask: Tensor) -> Tensor:
         """Tokens -> scores."""
-        found = self.features(self.backbone.last(tokens, mask)[:, 0], mask).numpy()
+        found = self.features(self.encoder.last(tokens, mask)[:, 0], mask).numpy()
         return torch.from_numpy(decide(self.model, found))
 
 
@@ -158,10 +158,10 @@ def decide(model: Any, features: np.ndarray) -> np.ndarray:
     return model.predict(features).astype(np.float32)[:, None]
 
 
-def regress(prepared: Prepared, rate: float, features: np.ndarray) -> Any:
+def regress(data: ExperimentData, rate: float, features: np.ndarray) -> Any:
     """Fit a regularized linear model, features standardized."""
-    labels = prepared.train.features.labels
-    if prepared.task.outputs == 1:
+    labels = data.train.features.labels
+    if data.task.outputs == 1:
         return make_pipeline(StandardScaler(), Ridge(alpha=len(labels) * 0.01 / rate)).fit(features, labels)
     model = LogisticRegression(C=0.01 * rate, max_iter=1000)
     return make_pipeline(StandardScaler(), model).fit(features, labels)
@@ -179,55 +179,55 @@ def mean(last: Tensor, mask: Tensor) -> Tensor:
 
 
 def linear(
-    prepared: Prepared,
+    data: ExperimentData,
     cell: dict,
     meter: Meter,
     read: Callable[[str], np.ndarray],
-    backbone: Backbone,
+    encoder: Encoder,
     features: Callable[[Tensor, Tensor], Tensor],
 ) -> Outcome:
     """Fit a linear model on what `read` makes of a split."""
     with meter.stage("states"):
         train, validation = read("train"), read("validation")
     with meter.stage("head"):
-        model = regress(prepared, cell["rate"], train)
+        model = regress(data, cell["rate"], train)
 
     def predict(name: str) -> dict[str, Predictions]:
         found = validation if name == "validation" else read(name)
-        return {"model": Predictions(ids=getattr(prepared, name).features.ids, logits=decide(model, found))}
+        return {"model": Predictions(ids=getattr(data, name).features.ids, logits=decide(model, found))}
 
-    count = model[-1].coef_.size + prepared.task.outputs
-    return Outcome(predict, count, 8 * count, Regression(backbone, features, model))
+    count = model[-1].coef_.size + data.task.outputs
+    return Outcome(predict, count, 8 * count, Regression(encoder, features, model))
 
 
-def probe(prepared: Prepared, cell: dict, meter: Meter, features: Callable[[Tensor, Tensor], Tensor]) -> Outcome:
+def probe(data: ExperimentData, cell: dict, meter: Meter, features: Callable[[Tensor, Tensor], Tensor]) -> Outcome:
     """A linear model on the frozen last layer."""
     with meter.stage("load"):
-        backbone = load(prepared).backbone.eval().requires_grad_(False)
+        encoder = load(data).encoder.eval().requires_grad_(False)
 
     def read(name: str) -> np.ndarray:
-        split = getattr(prepared, name)
-        stream = Streamed(backbone, prepared.ordered(split), View(layers=(backbone.layers - 1,)))
-        found = np.empty((len(split.features), backbone.width), dtype=np.float32)
+        split = getattr(data, name)
+        stream = ComputedStates(encoder, data.ordered(split), StateView(layers=(encoder.layers - 1,)))
+        found = np.empty((len(split.features), encoder.width), dtype=np.float32)
         for batch in stream.epoch(0):
             found[batch.rows] = features(batch.inputs[:, 0], batch.mask).numpy()
         return found
 
-    return linear(prepared, cell, meter, read, backbone, features)
+    return linear(data, cell, meter, read, encoder, features)
 
 
-def embedding(prepared: Prepared, cell: dict, meter: Meter) -> Outcome:
+def embedding(data: ExperimentData, cell: dict, meter: Meter) -> Outcome:
     """Sentences embedded one by one (mean of the last layer, length 1), compared, then a linear model."""
     with meter.stage("load"):
-        backbone = load(prepared).backbone.eval().requires_grad_(False)
-    kinds = len(prepared.train.examples[0].texts)
+        encoder = load(data).encoder.eval().requires_grad_(False)
+    kinds = len(data.train.examples[0].texts)
 
     def embed(name: str, side: int) -> np.ndarray:
-        examples = [replace(each, texts=(each.texts[side],)) for each in getattr(prepared, name).examples]
-        features = prepared.task.encode(examples, prepared.tokenizer, prepared.max_tokens)
-        split = replace(getattr(prepared, name), features=features)
-        stream = Streamed(backbone, prepared.ordered(split), View(layers=(backbone.layers - 1,)))
-        found = np.empty((len(examples), backbone.width), dtype=np.float32)
+        examples = [replace(each, texts=(each.texts[side],)) for each in getattr(data, name).examples]
+        features = data.task.encode(examples, data.tokenizer, data.max_tokens)
+        split = replace(getattr(data, name), features=features)
+        stream = ComputedStates(encoder, data.ordered(split), StateView(layers=(encoder.layers - 1,)))
+        found = np.empty((len(examples), encoder.width), dtype=np.float32)
         for batch in stream.epoch(0):
             found[batch.rows] = nn.functional.normalize(mean(batch.inputs[:, 0], batch.mask), dim=-1).numpy()
         return found
@@ -242,75 +242,72 @@ def embedding(prepared: Prepared, cell: dict, meter: Meter) -> Outcome:
         """To be timed: a pair read as one text has as many tokens as its two read apart."""
         return mean(last, mask).repeat(1, 1 if kinds == 1 else 4)
 
-    return linear(prepared, cell, meter, read, backbone, paired)
+    return linear(data, cell, meter, read, encoder, paired)
 
 
 class Whole(nn.Module):
     """A backbone with a head that reads these of its layers."""
 
-    def __init__(self, backbone: Backbone, head: nn.Module, layers: Sequence[int]):
+    def __init__(self, encoder: Encoder, head: nn.Module, layers: Sequence[int]):
         super().__init__()
-        self.backbone, self.head, self.layers = backbone, head, layers
+        self.encoder, self.head, self.layers = encoder, head, layers
 
     def forward(self, tokens: dict[str, Tensor], mask: Tensor) -> Tensor:
         """Tokens -> logits."""
-        return self.head(self.backbone(tokens, mask, self.layers), mask)
+        return self.head(self.encoder(tokens, mask, self.layers), mask)
 
 
-def bertvision(prepared: Prepared, cell: dict, meter: Meter) -> Outcome:
+def bertvision(data: ExperimentData, cell: dict, meter: Meter) -> Outcome:
     """Fine-tune for a fraction, read all layers once, train the default head and its control."""
-    spec = heads.canonical(prepared.experiment.heads[-1])
+    spec = heads.canonical(data.experiment.heads[-1])
     control = heads.last_layer_only(spec)
     with tempfile.TemporaryDirectory() as root:
         with meter.stage("finetune"):
-            point = pipeline.open_point(prepared, pipeline.finetune(prepared, Path(root)), cell["length"])
-        shape = prepared.shape(point.backbone, [spec])
+            checkpoint = pipeline.open_checkpoint(data, pipeline.finetune(data, Path(root)), cell["length"])
+        shape = data.shape(checkpoint.encoder, [spec])
         view = view_of([spec], shape)
-        new = {name: new_head(prepared, name, shape, view) for name in (spec, control)}
+        new = {name: new_head(data, name, shape, view) for name in (spec, control)}
         with meter.stage("states"):
-            shuffled, dtype = prepared.shuffled(prepared.heads), heads.learns_in(new.values())
+            shuffled, dtype = data.shuffled(data.heads), heads.training_dtype(new.values())
             batches = {
-                "validation": states(prepared, point, "validation", view, prepared.ordered(prepared.validation), print),
-                "train": states(prepared, point, "train", view, shuffled, print, dtype),
+                "validation": states(data, checkpoint, "validation", view, data.ordered(data.validation), print),
+                "train": states(data, checkpoint, "train", view, shuffled, print, dtype),
             }
 
-        def learn(name: str) -> Student:
+        def learn(name: str) -> TrainState:
             models = {"model": new[name]}
 
             def validate(models: dict[str, nn.Module]) -> dict[str, tuple[float, float]]:
-                found = prepared.predict(models, batches["validation"], prepared.validation, "validate")
-                return {"model": grade(prepared, prepared.validation, found["model"])}
+                found = data.predict(models, batches["validation"], data.validation, "validate")
+                return {"model": validation_score(data, data.validation, found["model"])}
 
-            optims = {"model": prepared.heads}
-            return fit(models, batches["train"], prepared.task.loss, optims, seed=cell["seed"], validate=validate)[
-                "model"
-            ]
+            configs = {"model": data.heads}
+            return fit(models, batches["train"], data.task.loss, configs, seed=cell["seed"], validate=validate)["model"]
 
         with meter.stage("head"):
-            student = learn(spec)
+            train_state = learn(spec)
         with meter.stage("control"):
             only = learn(control)
-        batches["dev"] = states(prepared, point, "dev", view, prepared.ordered(prepared.dev), print)
-        bert = heads.Select(point.last, [point.backbone.layers - 1], view.layers)
-        models = {"model": student.model, "control": only.model, "bert": bert}
-        found = {
-            name: prepared.predict(models, batches[name], getattr(prepared, name), name)
-            for name in ("validation", "dev")
-        }
+        batches["dev"] = states(data, checkpoint, "dev", view, data.ordered(data.dev), print)
+        bert = heads.LayerSelect(checkpoint.last, [checkpoint.encoder.layers - 1], view.layers)
+        models = {"model": train_state.model, "control": only.model, "bert": bert}
+        found = {name: data.predict(models, batches[name], getattr(data, name), name) for name in ("validation", "dev")}
     for each in found.values():
         each["ensemble"] = combine([each["bert"], each["model"]], "mean")
-    trainable = sum(p.numel() for p in student.model.parameters())
-    kept = 4 * (sum(p.numel() for p in point.backbone.parameters()) + trainable)
-    extra = {"best_epoch": student.best_epoch, "head": spec}
-    return Outcome(lambda name: found[name], trainable, kept, Whole(point.backbone, student.model, view.layers), extra)
+    trainable = sum(p.numel() for p in train_state.model.parameters())
+    kept = 4 * (sum(p.numel() for p in checkpoint.encoder.parameters()) + trainable)
+    extra = {"best_epoch": train_state.best_epoch, "head": spec}
+    return Outcome(
+        lambda name: found[name], trainable, kept, Whole(checkpoint.encoder, train_state.model, view.layers), extra
+    )
 
 
-METHODS: dict[str, Callable[[Prepared, dict, Meter], Outcome]] = {
-    "fine-tuning": lambda prepared, cell, meter: tuned(prepared, cell, meter, everything),
-    "lora": lambda prepared, cell, meter: tuned(prepared, cell, meter, lora),
-    "bitfit": lambda prepared, cell, meter: tuned(prepared, cell, meter, bitfit),
-    "probe-cls": lambda prepared, cell, meter: probe(prepared, cell, meter, cls),
-    "probe-mean": lambda prepared, cell, meter: probe(prepared, cell, meter, mean),
+METHODS: dict[str, Callable[[ExperimentData, dict, Meter], Outcome]] = {
+    "fine-tuning": lambda data, cell, meter: checkpoints(data, cell, meter, everything),
+    "lora": lambda data, cell, meter: checkpoints(data, cell, meter, lora),
+    "bitfit": lambda data, cell, meter: checkpoints(data, cell, meter, bitfit),
+    "probe-cls": lambda data, cell, meter: probe(data, cell, meter, cls),
+    "probe-mean": lambda data, cell, meter: probe(data, cell, meter, mean),
     "embedding": embedding,
     "bertvision": bertvision,
     "bertvision-run": bertvision,
@@ -322,20 +319,20 @@ def settings(cell: dict, data_dir: str, rows: int, dev_rows: int) -> Experiment:
     found = {"data_dir": data_dir} if data_dir and cell["task"] in ("mrpc", "stsb") else {}
     experiment = make(task=cell["task"], limit=rows, limit_dev=dev_rows, seed=cell["seed"], controls=False, **found)
     if cell["method"] == "bertvision-run":
-        experiment = replace(experiment, fractions=[cell["length"]], activations="store")
+        experiment = replace(experiment, fractions=[cell["length"]], states="store")
     if cell["method"] == "bertvision":
         warmup = 0.1 * cell["length"]
         optim = replace(experiment.finetune, learning_rate=cell["rate"], schedule="linear", warmup=warmup)
-        experiment = replace(experiment, fractions=[cell["length"]], finetune=optim, activations="store")
+        experiment = replace(experiment, fractions=[cell["length"]], finetune=optim, states="store")
     return experiment
 
 
 @torch.no_grad()
-def latency(model: nn.Module, prepared: Prepared) -> float:
+def latency(model: nn.Module, data: ExperimentData) -> float:
     """Median seconds of one answer, tokens given."""
     model.eval()
-    tokens = prepared.ordered(prepared.dev)
-    batches = [tokens.collate(np.array([row])) for row in range(min(LATENCY_ROWS, len(prepared.dev.features)))]
+    tokens = data.ordered(data.dev)
+    batches = [tokens.collate(np.array([row])) for row in range(min(LATENCY_ROWS, len(data.dev.features)))]
     seconds = []
     for batch in batches:
         began = time.perf_counter()
@@ -348,13 +345,13 @@ def run(cell: dict, file: Path, data_dir: str, rows: int, dev_rows: int, alone: 
     """Run the cell and keep what it found."""
     meter = Meter()
     with meter.stage("tokenize"):
-        prepared = pipeline.prepare(settings(cell, data_dir, rows, dev_rows))
-    outcome = METHODS[cell["method"]](prepared, cell, meter)
-    task, split = prepared.task, prepared.dev
+        data = pipeline.load_data(settings(cell, data_dir, rows, dev_rows))
+    outcome = METHODS[cell["method"]](data, cell, meter)
+    task, split = data.task, data.dev
     validation = outcome.predict("validation")
     found = cell | {
         "alone": alone,
-        "grade": list(grade(prepared, prepared.validation, validation["model"])),
+        "grade": list(validation_score(data, data.validation, validation["model"])),
         "seconds": meter.seconds,
         "total": sum(seconds for name, seconds in meter.seconds.items() if name != "control"),
     }
@@ -363,10 +360,10 @@ def run(cell: dict, file: Path, data_dir: str, rows: int, dev_rows: int, alone: 
         return
     scores = {}
     for name, predictions in outcome.predict("dev").items():
-        chosen = task.tune(validation[name], prepared.validation.features, prepared.validation.examples)
+        chosen = task.tune(validation[name], data.validation.features, data.validation.examples)
         outcomes = task.outcomes(task.answers(predictions, split.features, chosen), split.examples)
         scores[name] = task.summarize(outcomes) | {"outcomes": np.float32(outcomes).round(4).tolist()}
-        scores[name]["grade"] = list(grade(prepared, prepared.validation, validation[name]))
+        scores[name]["grade"] = list(validation_score(data, data.validation, validation[name]))
     found |= {
         "primary": task.primary,
         "score": scores["model"][task.primary],
@@ -374,14 +371,14 @@ def run(cell: dict, file: Path, data_dir: str, rows: int, dev_rows: int, alone: 
         "peak_bytes": meter.peaks,
         "trainable": outcome.trainable,
         "kept_bytes": outcome.kept_bytes,
-        "latency": latency(outcome.answer, prepared) if alone else 0.0,
-        "train_rows": len(prepared.train.examples),
-        "train_tokens": int(prepared.train.features.lengths.sum()),
+        "latency": latency(outcome.answer, data) if alone else 0.0,
+        "train_rows": len(data.train.examples),
+        "train_tokens": int(data.train.features.lengths.sum()),
     }
     keep(file, found | outcome.extra)
 
 
 def keep(path: Path, found: dict[str, Any]) -> None:
     """Write what a cell found; no time stamp: the same result is the same file."""
-    with replacing(path) as file:
+    with atomic_write(path) as file:
         file.write(gzip.compress(json.dumps(found).encode(), mtime=0))

@@ -95,7 +95,7 @@ METHODS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
+class SeedJob:
     """One thing to run."""
 
     method: str
@@ -117,7 +117,7 @@ class Cell:
         return json.loads(gzip.decompress(self.file.read_bytes()))
 
 
-def plan(tasks: Sequence[str], seeds: Sequence[int], methods: Sequence[str]) -> Iterator[Cell]:
+def plan(tasks: Sequence[str], seeds: Sequence[int], methods: Sequence[str]) -> Iterator[SeedJob]:
     """Yield cells in order: the rates of a method first, since the others need the chosen one."""
     for seed, task, name in itertools.product(seeds, tasks, methods):
         if seed != SEEDS[0] and not METHODS[name].random:
@@ -125,15 +125,15 @@ def plan(tasks: Sequence[str], seeds: Sequence[int], methods: Sequence[str]) -> 
         yield from trials(name, task)
         rate = chosen(name, task)
         for length in METHODS[name].lengths_on(task):
-            yield Cell(method=name, length=length, rate=rate, task=task, seed=seed)
+            yield SeedJob(method=name, length=length, rate=rate, task=task, seed=seed)
 
 
-def trials(name: str, task: str) -> list[Cell]:
+def trials(name: str, task: str) -> list[SeedJob]:
     """The cells that choose a rate, where there is a choice."""
     method = METHODS[name]
     rates = method.rates if len(method.rates) > 1 else ()
     return [
-        Cell(method=name, length=method.tuned_at, rate=rate, task=task, seed=SEEDS[0], tuning=True) for rate in rates
+        SeedJob(method=name, length=method.tuned_at, rate=rate, task=task, seed=SEEDS[0], tuning=True) for rate in rates
     ]
 
 
@@ -182,7 +182,7 @@ def rows(given: argparse.Namespace) -> list[dict[str, Any]]:
             except FileNotFoundError:
                 continue  # not run yet
             for length in method.lengths_on(task):
-                cells = [Cell(method=name, length=length, rate=rate, task=task, seed=seed) for seed in given.seeds]
+                cells = [SeedJob(method=name, length=length, rate=rate, task=task, seed=seed) for seed in given.seeds]
                 results = [cell.result() for cell in cells if cell.file.exists()]
                 if not results:
                     continue

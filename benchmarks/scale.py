@@ -1,7 +1,7 @@
 """What SQuAD and MNLI on BERT-large take on 1, 8 and 64 GPUs: time, disk, network, from unit costs.
 
     python benchmarks/scale.py [--flops 1e14 --disk 2e9 --shared-disk 1e10 --network 1e10]
-    python benchmarks/scale.py --measure [--backbone minilm]
+    python benchmarks/scale.py --measure [--encoder minilm]
 
 The second measures, on the machine and device at hand, the unit costs that the first is told: floating-point operations
 a second in fine-tuning and in the forward pass, and bytes a second written to and read from a disk.
@@ -16,15 +16,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bertvision import runtime
-from bertvision.activations import FORMATS
-from bertvision.backbones import Reader, load_backbone
-from bertvision.heads import Last
-from bertvision.types import Shape
+from bertvision import devices
+from bertvision.encoders import EncoderWithHead, load_encoder
+from bertvision.heads import BertHead
+from bertvision.states import FORMATS
+from bertvision.types import HeadShape
 
 
 @dataclass(frozen=True)
-class Encoder:
+class EncoderCost:
     """What counts in a forward pass."""
 
     layers: int
@@ -38,7 +38,7 @@ class Encoder:
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowTable:
     """A training set: tokens as measured on real rows (docs/scale.md)."""
 
     name: str
@@ -54,8 +54,8 @@ class Rows:
         return self.rows * self.tokens
 
 
-LARGE = Encoder(layers=24, width=1024, parameters=302_309_376)
-TASKS = [Rows("SQuAD 2.0", 130_319, 182.8, 178.4), Rows("MNLI", 392_702, 37.9, 37.9)]
+LARGE = EncoderCost(layers=24, width=1024, parameters=302_309_376)
+TASKS = [RowTable("SQuAD 2.0", 130_319, 182.8, 178.4), RowTable("MNLI", 392_702, 37.9, 37.9)]
 GRADIENTS = 4 * 335_141_888  # bytes of BERT-large's, in float32
 
 
@@ -81,26 +81,26 @@ def estimate(given: argparse.Namespace) -> None:
 
 def measure(given: argparse.Namespace) -> None:
     """Print unit costs of this machine."""
-    device, loaded = runtime.device(), load_backbone(given.backbone, given.precision)
-    backbone = loaded.backbone
-    layers, width = backbone.layers - 1, backbone.width
-    parameters = sum(p.numel() for n, p in backbone.named_parameters() if "embeddings" not in n)
-    encoder = Encoder(layers, width, parameters)
-    shape = Shape(layers=backbone.layers, tokens=given.length, width=width, outputs=2, per_token=True)
-    reader = Reader(backbone, Last(shape)).to(device)
+    device, loaded = devices.device(), load_encoder(given.encoder, given.precision)
+    encoder = loaded.encoder
+    layers, width = encoder.layers - 1, encoder.width
+    parameters = sum(p.numel() for n, p in encoder.named_parameters() if "embeddings" not in n)
+    encoder = EncoderCost(layers, width, parameters)
+    shape = HeadShape(layers=encoder.layers, tokens=given.length, width=width, outputs=2, per_token=True)
+    reader = EncoderWithHead(encoder, BertHead(shape)).to(device)
     inputs = {"input_ids": torch.randint(1000, 2000, (given.rows, given.length), device=device)}
     mask = torch.ones(given.rows, given.length, dtype=torch.bool, device=device)
     work = given.rows * given.length * encoder.forward(given.length)
 
     def forward() -> None:
         with torch.no_grad():
-            backbone(inputs, mask)
+            encoder(inputs, mask)
 
     def train() -> None:
         reader(inputs, mask).square().mean().backward()
         reader.zero_grad()
 
-    print(f"{given.backbone} on {device}, {given.rows} x {given.length} tokens, {given.precision}:")
+    print(f"{given.encoder} on {device}, {given.rows} x {given.length} tokens, {given.precision}:")
     print(f"forward pass {work / _median(forward, device) / 1e9:,.1f} GFLOP/s")
     print(f"fine-tuning  {3 * work / _median(train, device) / 1e9:,.1f} GFLOP/s")
     with tempfile.NamedTemporaryFile(dir=given.place) as file:
@@ -139,7 +139,7 @@ def main() -> None:
     parser.add_argument("--nvlink", type=float, default=2e11, help="bytes/s between GPUs of a machine")
     parser.add_argument("--network", type=float, default=1e10, help="bytes/s between machines")
     parser.add_argument("--measure", action="store_true")
-    parser.add_argument("--backbone", default="minilm")
+    parser.add_argument("--encoder", default="minilm")
     parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--length", type=int, default=178)
     parser.add_argument("--blocks", type=int, default=16, help="of 64 MB to write")

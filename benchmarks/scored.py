@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bertvision.files import replacing
+from bertvision.files import atomic_write
 from bertvision.runs import Run
 
 
@@ -36,7 +36,7 @@ def _write(path: Path, runs: dict[str, Run]) -> None:
         name: {
             "task": run.experiment["task"]["name"],
             "primary": run.primary,
-            "validation": run.grade[0],
+            "validation": run.validation_score[0],
             "parameters": run.metrics["parameters"],
             "score": run.metrics["score"],
         }
@@ -46,7 +46,7 @@ def _write(path: Path, runs: dict[str, Run]) -> None:
     outcomes = np.stack([run.outcomes().reshape(len(run.outcomes()), -1).T for run in runs.values()])
     buffer = io.BytesIO()
     np.savez_compressed(buffer, about=np.array(json.dumps(about)), outcomes=outcomes.astype(np.float32))
-    with replacing(path) as file:
+    with atomic_write(path) as file:
         file.write(buffer.getvalue())
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from bertvision import heads, pipeline
 from bertvision.config import Experiment, make
-from bertvision.search import Setting, search
+from bertvision.lab.search import Setting, search
 from bertvision.tasks import TASKS
 
 
@@ -31,7 +31,7 @@ def quiet(message: str) -> None:
 def race(given: argparse.Namespace) -> dict[str, Any]:
     """Time a search, then runs with what it tried."""
     base = make(task=given.task, data_dir=given.data_dir, limit=given.limit, fractions=[0.3], controls=False)
-    base = replace(base, backbone=given.backbone)
+    base = replace(base, encoder=given.encoder)
     with tempfile.TemporaryDirectory(dir=given.place) as place:
         began = time.perf_counter()
         found = search(base, trials=given.trials, root=place, notify=quiet)
@@ -43,9 +43,9 @@ def race(given: argparse.Namespace) -> dict[str, Any]:
         with tempfile.TemporaryDirectory(dir=given.place) as place:
             pipeline.run(setting.experiment(replace(base, heads=[])), root=place, notify=quiet)
     running = (time.perf_counter() - began) / len(chosen) * given.trials
-    scaled = "" if len(chosen) == given.trials else f" (scaled up from {len(chosen)})"
+    scale_loss = "" if len(chosen) == given.trials else f" (scaled up from {len(chosen)})"
     print(
-        f"{given.task}: {given.trials} trials {searching:.0f} s, {given.trials} runs {running:.0f} s{scaled}, "
+        f"{given.task}: {given.trials} trials {searching:.0f} s, {given.trials} runs {running:.0f} s{scale_loss}, "
         f"ratio {searching / running:.3f}"
     )
     return {"trials": given.trials, "runs": len(chosen), "search": searching, "independent": running}
@@ -56,12 +56,12 @@ def pays(given: argparse.Namespace) -> dict[str, Any]:
     results = {}
     for task in given.tasks:
         base = make(task=task, data_dir=given.data_dir, limit=given.limit, fractions=[0.3])
-        base = replace(base, backbone=given.backbone)
+        base = replace(base, encoder=given.encoder)
         found = search(base, trials=given.trials, seeds=given.seeds, root=given.root, notify=print)
         default = [_default(replace(base, seed=seed), given.root) for seed in range(given.seeds)]
-        tuned = [(run.grade[0], run.primary) for run in found.runs]
-        results[task] = {"head": found.setting.describe(), "tuned": tuned, "default": default}
-        (one, two), (three, four) = (map(mean, zip(*each, strict=True)) for each in (tuned, default))
+        checkpoints = [(run.validation_score[0], run.primary) for run in found.runs]
+        results[task] = {"head": found.setting.describe(), "tuned": checkpoints, "default": default}
+        (one, two), (three, four) = (map(mean, zip(*each, strict=True)) for each in (checkpoints, default))
         print(f"{task}: tuned {found.setting.describe()}")
         print(f"  validation {one:.2f} against {three:.2f}, dev {two:.2f} against {four:.2f} ({given.seeds} seeds)")
     return results
@@ -69,9 +69,9 @@ def pays(given: argparse.Namespace) -> dict[str, Any]:
 
 def _default(experiment: Experiment, root: Path) -> tuple[float, float]:
     """The default head on the same states; validation and dev."""
-    default = replace(experiment, heads=[heads.DEFAULTS[TASKS[experiment.task].kind][-1]], activations="store")
+    default = replace(experiment, heads=[heads.DEFAULT_HEADS[TASKS[experiment.task].kind][-1]], states="store")
     best = pipeline.run(default, root=root, notify=quiet).best
-    return best.grade[0], best.primary
+    return best.validation_score[0], best.primary
 
 
 def main() -> None:
@@ -80,7 +80,7 @@ def main() -> None:
     parser.add_argument("--data-dir", required=True)
     parser.add_argument("--task", default="mrpc")
     parser.add_argument("--tasks", default="mrpc,stsb", type=lambda text: text.split(","))
-    parser.add_argument("--backbone", default="minilm")
+    parser.add_argument("--encoder", default="minilm")
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--runs", type=int, default=20, help="independent runs to time")
     parser.add_argument("--seeds", type=int, default=3)

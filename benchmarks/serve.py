@@ -22,22 +22,22 @@ import numpy as np
 import torch
 
 import bertvision
-from bertvision.activations import Tokens
-from bertvision.export import export
 from bertvision.pipeline import dev_examples, experiment_of
-from bertvision.predictor import Predictor, load, load_all
-from bertvision.trunks import TorchTrunk
+from bertvision.serving.onnx_export import export_onnx
+from bertvision.shared_encoders import TorchEncoder
+from bertvision.states import TokenBatches
+from bertvision.trained_model import TrainedModel, load, load_all
 
 HEADS = [
-    "adapter:gather=max",
-    "adapter:gather=mean",
-    "adapter:gather=cls",
-    "adapter-skip:gather=max",
-    "adapter-independent:gather=max,size=16",
+    "adapter:token_pooling=max",
+    "adapter:token_pooling=mean",
+    "adapter:token_pooling=cls",
+    "adapter-skip:token_pooling=max",
+    "adapter-independent:size=16,token_pooling=max",
     "learned",
-    "learned:gather=mean",
-    "mean:gather=max",
-    "learned-adapter-386-skip:gather=max,size=64",
+    "learned:token_pooling=mean",
+    "mean:token_pooling=max",
+    "learned-adapter-386-skip:size=64,token_pooling=max",
 ]
 
 
@@ -107,7 +107,7 @@ def percentiles(latencies: np.ndarray) -> str:
     return f"p50 {p50:.1f} ms, p99 {p99:.1f} ms"
 
 
-def texts_of(predictor: Predictor, longest: int, about: int, count: int) -> list[str]:
+def texts_of(predictor: TrainedModel, longest: int, about: int, count: int) -> list[str]:
     """Make texts of real sentences: of about `about` tokens, at most `longest`."""
     sentences = [example.texts[0] for example in dev_examples(experiment_of(predictor.run), lambda message: None)]
     draw, made = random.Random(0), []
@@ -125,35 +125,35 @@ def texts_of(predictor: Predictor, longest: int, about: int, count: int) -> list
 
 
 @torch.inference_mode()
-def bare(predictor: Predictor, texts: list[str], batch: int, seconds: float) -> float:
+def bare(predictor: TrainedModel, texts: list[str], batch: int, seconds: float) -> float:
     """Return the tokens a second of the encoder alone, in batches of texts of like length."""
-    trunk = predictor.parts[0].trunk
-    assert isinstance(trunk, TorchTrunk)
+    shared_encoder = predictor.parts[0].shared_encoder
+    assert isinstance(shared_encoder, TorchEncoder)
     features = predictor.encode(texts)
-    tokens = Tokens(features, batch, predictor.pad_ids)
+    tokens = TokenBatches(features, batch, predictor.pad_ids)
     batches = [(each.inputs, each.mask > 0, int(features.lengths[each.rows].sum())) for each in tokens.epoch(0)]
     for inputs, mask, _ in batches[:2]:
-        trunk.backbone.encoder(**inputs, attention_mask=mask)
+        shared_encoder.encoder.model(**inputs, attention_mask=mask)
     done, began = 0, time.perf_counter()
     while time.perf_counter() - began < seconds:
         for inputs, mask, size in batches:
-            trunk.backbone.encoder(**inputs, attention_mask=mask)
+            shared_encoder.encoder.model(**inputs, attention_mask=mask)
             done += size
     return done / (time.perf_counter() - began)
 
 
 @torch.inference_mode()
-def plain_loop(predictor: Predictor, texts: list[str], seconds: float) -> float:
+def plain_loop(predictor: TrainedModel, texts: list[str], seconds: float) -> float:
     """Return the texts a second of what one would write without a server: tokenize, encode, classify, one by one."""
-    trunk, own = predictor.own
-    assert isinstance(trunk, TorchTrunk)
-    head = trunk.heads[own]
+    shared_encoder, own = predictor.own
+    assert isinstance(shared_encoder, TorchEncoder)
+    head = shared_encoder.heads[own]
     tokenizer = predictor._tokenizer
     done, began = 0, time.perf_counter()
     while time.perf_counter() - began < seconds:
         encoded = tokenizer(texts[done % len(texts)], return_tensors="pt", truncation=True, max_length=128)
         mask = encoded.pop("attention_mask")
-        last = trunk.backbone.encoder(**encoded, attention_mask=mask).last_hidden_state
+        last = shared_encoder.encoder.model(**encoded, attention_mask=mask).last_hidden_state
         head(last.unsqueeze(1), mask).softmax(-1).tolist()
         done += 1
     return done / (time.perf_counter() - began)
@@ -273,10 +273,10 @@ def _wait(port: int) -> list[str]:
         return [each["name"] for each in json.load(found)["models"]]
 
 
-def onnx(report: Report, predictor: Predictor, short: list[str], place: Path) -> None:
+def onnx(report: Report, predictor: TrainedModel, short: list[str], place: Path) -> None:
     """Measure one answer at a time, with torch and with onnxruntime, at equal answers."""
     examples = dev_examples(experiment_of(predictor.run), lambda message: None)
-    (parity,) = export([predictor], place, [examples])
+    (parity,) = export_onnx([predictor], place, [examples])
     exported = load_all([place])[0]
     eager, fast = (latency(each.predict, short, 300) for each in (predictor, exported))
     note = (

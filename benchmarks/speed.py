@@ -20,8 +20,9 @@ import torch
 
 from bertvision import pipeline
 from bertvision.config import make
-from bertvision.pipeline import Prepared
-from bertvision.runtime import find_precision
+from bertvision.devices import resolve_precision
+from bertvision.lab import extraction
+from bertvision.pipeline import ExperimentData
 
 
 def peak(precision: str, seconds: float = 1.0) -> float:
@@ -35,39 +36,39 @@ def peak(precision: str, seconds: float = 1.0) -> float:
     return 2 * a.shape[0] * a.shape[1] * b.shape[1] / best
 
 
-def work(prepared: Prepared, split: str, width: int, layers: int) -> float:
+def work(data: ExperimentData, split: str, width: int, layers: int) -> float:
     """What a forward pass over the real tokens of a split takes."""
-    lengths = getattr(prepared, split).features.lengths.astype(float)
+    lengths = getattr(data, split).features.lengths.astype(float)
     return float((lengths * (24 * width**2 + 4 * lengths * width)).sum() * layers)
 
 
 def measure(given: argparse.Namespace) -> dict[str, float]:
     """Time both stages once, between two measurements of the peak."""
     found = {"data_dir": given.data_dir} if given.data_dir else {"source": "registry"}
-    found |= {"through": "last", "precision": find_precision(given.precision)}
+    found |= {"auxiliary_head": "last", "precision": resolve_precision(given.precision)}
     rows = {"limit": given.rows, "limit_dev": given.rows}
-    experiment = make(task=given.task, fractions=[1.0], backbone=given.backbone, **rows, **found)
+    experiment = make(task=given.task, fractions=[1.0], encoder=given.encoder, **rows, **found)
     with tempfile.TemporaryDirectory() as place:
         peaks = [peak(experiment.precision)]
         began = time.perf_counter()
-        prepared = pipeline.prepare(experiment)
+        data = pipeline.load_data(experiment)
         tokenizing = time.perf_counter() - began
-        tuned = pipeline.finetune(prepared, Path(place))
-        point = pipeline.open_point(prepared, tuned, 1.0)
-        pipeline.bert_run(prepared, point)
+        checkpoints = pipeline.finetune(data, Path(place))
+        checkpoint = pipeline.open_checkpoint(data, checkpoints, 1.0)
+        pipeline.bert_run(data, checkpoint)
         finetuning = time.perf_counter() - began
-        loop = tuned.point(1.0)["seconds"]
+        loop = checkpoints.checkpoint(1.0)["seconds"]
         peaks.append(peak(experiment.precision))
         began = time.perf_counter()
-        stored = replace(experiment, activations="store", read_at=[1.0], heads=["adapter:gather=max"])
-        list(pipeline.extract(stored, Path(place), ["train"], texts="together"))
+        stored = replace(experiment, states="store", head_fractions=[1.0], heads=["adapter:token_pooling=max"])
+        list(extraction.extract(stored, Path(place), ["train"], texts="cross"))
         extracting = time.perf_counter() - began
         peaks.append(peak(experiment.precision))
-    width, layers = point.backbone.width, point.backbone.layers - 1
-    forward = {split: work(prepared, split, width, layers) for split in ("train", "validation", "dev")}
+    width, layers = checkpoint.encoder.width, checkpoint.encoder.layers - 1
+    forward = {split: work(data, split, width, layers) for split in ("train", "validation", "dev")}
     return {
         "peak": max(peaks),
-        "tokens": float(prepared.train.features.lengths.sum()),
+        "tokens": float(data.train.features.lengths.sum()),
         "tokenize_seconds": tokenizing,
         "finetune_seconds": finetuning,
         "loop_seconds": loop,
@@ -83,7 +84,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", default="stsb")
     parser.add_argument("--data-dir", default="")
-    parser.add_argument("--backbone", default="minilm")
+    parser.add_argument("--encoder", default="minilm")
     parser.add_argument("--rows", type=int, default=1500)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--precision", default="auto")

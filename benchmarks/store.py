@@ -1,7 +1,7 @@
 """The activation store, measured: size, agreement, speed of reading, speed and memory of writing.
 
     pip install h5py
-    python benchmarks/store.py --data-dir DIR [--backbone DIR] [--sst2-dir DIR] [--only size,read,...]
+    python benchmarks/store.py --data-dir DIR [--encoder DIR] [--sst2-dir DIR] [--only size,read,...]
 
 Every ratio is measured within one run, since machines are noisy. DIR holds train, validation and dev in the SQuAD 2.0
 format. Each section's figures are printed and kept in --out as soon as it ends, so a run may be cut into several.
@@ -26,69 +26,70 @@ import numpy as np
 import torch
 from torch import nn
 
-from bertvision.activations import FORMATS, Layout, Plan, Rows, Store, Stored, Tokens, convert, write
-from bertvision.activations.choosing import drop_cache
 from bertvision.config import make
 from bertvision.heads import build_head
-from bertvision.pipeline import Prepared, finetune, open_point, prepare
-from bertvision.pipeline.finetuning import Point
-from bertvision.pipeline.scoring import grade
+from bertvision.pipeline import ExperimentData, finetune, load_data, open_checkpoint
+from bertvision.pipeline.evaluation import validation_score
+from bertvision.pipeline.finetuning import Checkpoint
+from bertvision.states import FORMATS, BatchPlan, Layout, RowTable, Store, StoredStates, TokenBatches, convert, write
+from bertvision.states.requests import drop_cache
 from bertvision.training import fit
-from bertvision.types import Batch, Batches, Features, View
+from bertvision.types import Batch, Batches, Features, StateView
 
 HEAD = "adapter-skip"
-SENTENCE_HEAD = "adapter:gather=max"
+SENTENCE_HEAD = "adapter:token_pooling=max"
 
 
-class Bench:
+class TrialRunner:
     """What the sections share: data, backbone, a scratch directory."""
 
     def __init__(self, given: argparse.Namespace, scratch: Path):
         self.given, self.scratch = given, scratch
         settings = {"data_dir": given.data_dir, "limit": given.rows, "limit_dev": given.dev_rows}
-        experiment = make(task="squad2", backbone=given.backbone, fractions=[0.0], **settings)
-        self.prepared = prepare(experiment)
-        self.point = open_point(self.prepared, finetune(self.prepared, scratch / "runs"), 0.0)
-        self.view = View(layers=tuple(range(self.point.backbone.layers)))
-        self.width = self.point.backbone.width
+        experiment = make(task="squad2", encoder=given.encoder, fractions=[0.0], **settings)
+        self.data = load_data(experiment)
+        self.checkpoint = open_checkpoint(self.data, finetune(self.data, scratch / "runs"), 0.0)
+        self.view = StateView(layers=tuple(range(self.checkpoint.encoder.layers)))
+        self.width = self.checkpoint.encoder.width
 
-    def extracted(self, name: str, type: str, prepared: Prepared | None = None, point: Point | None = None) -> Store:
+    def extracted(
+        self, name: str, type: str, data: ExperimentData | None = None, checkpoint: Checkpoint | None = None
+    ) -> Store:
         """Write or open the states of a split; smaller types are converted from float32, without the backbone."""
-        prepared, point = prepared or self.prepared, point or self.point
-        features = getattr(prepared, name).features
-        path = self.scratch / f"{prepared.task.name}-{name}"
-        rows = Rows(lengths=features.lengths, labels=features.labels, ids=features.ids)
-        stream = point.stream(prepared, prepared.ordered(getattr(prepared, name)), self.view)
+        data, checkpoint = data or self.data, checkpoint or self.checkpoint
+        features = getattr(data, name).features
+        path = self.scratch / f"{data.task.name}-{name}"
+        rows = RowTable(lengths=features.lengths, labels=features.labels, ids=features.ids)
+        stream = checkpoint.stream(data, data.ordered(getattr(data, name)), self.view)
         exact = write(path / "float32", stream, rows, {"split": name}, width=self.width, type="float32")
         return exact if type == "float32" else convert(exact, path / type, type=type)
 
 
-def size(bench: Bench) -> dict[str, Any]:
+def size(runner: TrialRunner) -> dict[str, Any]:
     """Bytes against padded float32 at the task's maximum length."""
-    lengths = np.concatenate(
-        [getattr(bench.prepared, name).features.lengths for name in ("train", "validation", "dev")]
-    )
+    lengths = np.concatenate([getattr(runner.data, name).features.lengths for name in ("train", "validation", "dev")])
 
-    padded = len(lengths) * bench.prepared.max_tokens * bench.view.channels * bench.width * 4
+    padded = len(lengths) * runner.data.max_tokens * runner.view.channels * runner.width * 4
     found = {
-        type: padded / Layout(type=type, view=bench.view, width=bench.width, lengths=lengths).bytes for type in FORMATS
+        type: padded / Layout(type=type, view=runner.view, width=runner.width, lengths=lengths).bytes
+        for type in FORMATS
     }
-    return {"mean_length": float(lengths.mean()), "max_tokens": bench.prepared.max_tokens, "times_smaller": found}
+    return {"mean_length": float(lengths.mean()), "max_tokens": runner.data.max_tokens, "times_smaller": found}
 
 
-def agreement(bench: Bench) -> dict[str, Any]:
+def agreement(runner: TrialRunner) -> dict[str, Any]:
     """The same trained head on exact and on stored states: how often is the answer the same?"""
-    prepared, task, split = bench.prepared, bench.prepared.task, bench.prepared.dev
-    head, score = _trained(prepared, bench, "float32", 0, HEAD)
-    chosen_on = prepared.validation
-    stored = Stored(bench.extracted("validation", "float32"), prepared.ordered(chosen_on).plan)
-    predictions = prepared.predict({"head": head}, stored, chosen_on, "validation")["head"]
+    data, task, split = runner.data, runner.data.task, runner.data.dev
+    head, score = _trained(data, runner, "float32", 0, HEAD)
+    chosen_on = data.validation
+    stored = StoredStates(runner.extracted("validation", "float32"), data.ordered(chosen_on).plan)
+    predictions = data.predict({"head": head}, stored, chosen_on, "validation")["head"]
     settings = task.tune(predictions, chosen_on.features, chosen_on.examples)
     found: dict[str, Any] = {"validation_f1": score}
     exact: dict[str, Any] = {}
     for type in FORMATS:
-        stored = Stored(bench.extracted("dev", type), prepared.ordered(split).plan)
-        predictions = prepared.predict({"head": head}, stored, split, type)["head"]
+        stored = StoredStates(runner.extracted("dev", type), data.ordered(split).plan)
+        predictions = data.predict({"head": head}, stored, split, type)["head"]
         answers = task.answers(predictions, split.features, settings)
         texts = {key: answer.text for key, answer in answers.items()}
         exact = exact or texts
@@ -98,83 +99,83 @@ def agreement(bench: Bench) -> dict[str, Any]:
 
 
 def _trained(
-    prepared: Prepared, bench: Bench, type: str, seed: int, spec: str, point: Point | None = None
+    data: ExperimentData, runner: TrialRunner, type: str, seed: int, spec: str, checkpoint: Checkpoint | None = None
 ) -> tuple[nn.Module, float]:
     """Train a head on stored states; return it with its best validation score."""
-    point = point or bench.point
-    plan = Plan(prepared.train.features.lengths, prepared.heads.batch_size, seed=seed)
-    train = Stored(bench.extracted("train", type, prepared, point), plan)
-    validation = Stored(
-        bench.extracted("validation", type, prepared, point), prepared.ordered(prepared.validation).plan
+    checkpoint = checkpoint or runner.checkpoint
+    plan = BatchPlan(data.train.features.lengths, data.heads.batch_size, seed=seed)
+    train = StoredStates(runner.extracted("train", type, data, checkpoint), plan)
+    validation = StoredStates(
+        runner.extracted("validation", type, data, checkpoint), data.ordered(data.validation).plan
     )
     torch.manual_seed(seed)
-    head = build_head(spec, prepared.shape(point.backbone))
+    head = build_head(spec, data.shape(checkpoint.encoder))
 
     def validate(models: dict[str, nn.Module]) -> dict[str, tuple[float, float]]:
-        split = prepared.validation
-        found = prepared.predict(models, validation, split, "validate")
-        return {name: grade(prepared, split, predictions) for name, predictions in found.items()}
+        split = data.validation
+        found = data.predict(models, validation, split, "validate")
+        return {name: validation_score(data, split, predictions) for name, predictions in found.items()}
 
-    optim = replace(prepared.heads, epochs=3.0)
-    student = fit({"head": head}, train, prepared.task.loss, {"head": optim}, seed=seed, validate=validate)["head"]
-    return student.model, student.grades[student.best_epoch - 1][0]
+    optim = replace(data.heads, epochs=3.0)
+    train_state = fit({"head": head}, train, data.task.loss, {"head": optim}, seed=seed, validate=validate)["head"]
+    return train_state.model, train_state.validation_scores[train_state.best_epoch - 1][0]
 
 
-def retrained(bench: Bench) -> dict[str, Any]:
+def retrained(runner: TrialRunner) -> dict[str, Any]:
     """A head trained on int8 states against one trained on float32 states, three head seeds, scored on dev."""
     found: dict[str, Any] = {}
-    jobs: list[tuple[str, Prepared, Point, str]] = [("squad2", bench.prepared, bench.point, HEAD)]
-    if bench.given.sst2_dir:
+    jobs: list[tuple[str, ExperimentData, Checkpoint, str]] = [("squad2", runner.data, runner.checkpoint, HEAD)]
+    if runner.given.sst2_dir:
         experiment = make(
-            task="sst2", data_dir=bench.given.sst2_dir, limit=bench.given.rows, fractions=[0.3], read_at=[0.3]
+            task="sst2", data_dir=runner.given.sst2_dir, limit=runner.given.rows, fractions=[0.3], head_fractions=[0.3]
         )
-        prepared = prepare(experiment)
-        point = open_point(prepared, finetune(prepared, bench.scratch / "runs"), 0.3)
-        jobs.append(("sst2", prepared, point, SENTENCE_HEAD))
-    for name, prepared, point, spec in jobs:
+        data = load_data(experiment)
+        checkpoint = open_checkpoint(data, finetune(data, runner.scratch / "runs"), 0.3)
+        jobs.append(("sst2", data, checkpoint, SENTENCE_HEAD))
+    for name, data, checkpoint, spec in jobs:
         scores: dict[str, list[float]] = {"float32": [], "int8": []}
         for seed in range(3):
             for type, into in scores.items():
-                head, _ = _trained(prepared, bench, type, seed, spec, point)
-                into.append(_score(prepared, bench, head, type, point))
+                head, _ = _trained(data, runner, type, seed, spec, checkpoint)
+                into.append(_score(data, runner, head, type, checkpoint))
         means = {type: statistics.mean(each) for type, each in scores.items()}
         found[name] = {"scores": scores, "difference": means["int8"] - means["float32"]}
     return found
 
 
-def _score(prepared: Prepared, bench: Bench, head: nn.Module, type: str, point: Point) -> float:
+def _score(data: ExperimentData, runner: TrialRunner, head: nn.Module, type: str, checkpoint: Checkpoint) -> float:
     """Tune on validation, score dev."""
-    task, found = prepared.task, {}
+    task, found = data.task, {}
     for name in ("validation", "dev"):
-        split = getattr(prepared, name)
-        stored = Stored(bench.extracted(name, type, prepared, point), prepared.ordered(split).plan)
-        found[name] = prepared.predict({"head": head}, stored, split, name)["head"]
-    settings = task.tune(found["validation"], prepared.validation.features, prepared.validation.examples)
-    answers = task.answers(found["dev"], prepared.dev.features, settings)
-    return task.score(answers, prepared.dev.examples)[task.primary]
+        split = getattr(data, name)
+        stored = StoredStates(runner.extracted(name, type, data, checkpoint), data.ordered(split).plan)
+        found[name] = data.predict({"head": head}, stored, split, name)["head"]
+    settings = task.tune(found["validation"], data.validation.features, data.validation.examples)
+    answers = task.answers(found["dev"], data.dev.features, settings)
+    return task.score(answers, data.dev.examples)[task.primary]
 
 
-def epoch(bench: Bench) -> dict[str, Any]:
+def epoch(runner: TrialRunner) -> dict[str, Any]:
     """A head epoch from the int8 store against the same epoch over decoded batches in memory."""
-    prepared = bench.prepared
-    store = bench.extracted("train", "int8")
-    rows = min(bench.given.epoch_rows, store.rows)
+    data = runner.data
+    store = runner.extracted("train", "int8")
+    rows = min(runner.given.epoch_rows, store.rows)
     chosen = np.random.default_rng(0).choice(store.rows, rows, replace=False)
-    plan = _Part(Plan(store.known.lengths[chosen], prepared.heads.batch_size, seed=0), chosen)
-    decoded = _Decoded(list(Stored(store, plan).epoch(0)), rows)  # pyright: ignore[reportArgumentType]
+    plan = _Part(BatchPlan(store.known.lengths[chosen], data.heads.batch_size, seed=0), chosen)
+    decoded = _Decoded(list(StoredStates(store, plan).epoch(0)), rows)  # pyright: ignore[reportArgumentType]
     states = ("first", "warm", "cold")
     results: dict[str, list[float]] = {"memory": []} | {
         f"{state}{what}": [] for state in states for what in ("", "_wait")
     }
-    for _ in range(bench.given.repeats):
-        results["memory"].append(_head_epoch(bench, decoded))
+    for _ in range(runner.given.repeats):
+        results["memory"].append(_head_epoch(runner, decoded))
         opened = Store(store.path)  # as in training: one reader, whose first epoch also checks and makes room
         for state in states:
             if state == "cold":
                 opened.close()  # pages that are mapped cannot be dropped
                 drop_cache(store.path)
-            stored = Stored(opened, plan)  # pyright: ignore[reportArgumentType]
-            seconds = _head_epoch(bench, stored)
+            stored = StoredStates(opened, plan)  # pyright: ignore[reportArgumentType]
+            seconds = _head_epoch(runner, stored)
             results[state].append(seconds)
             results[f"{state}_wait"].append(stored.waited / seconds)
     middle = {name: statistics.median(each) for name, each in results.items()}
@@ -184,7 +185,7 @@ def epoch(bench: Bench) -> dict[str, Any]:
 class _Part:
     """A plan over some of a store's rows."""
 
-    def __init__(self, plan: Plan, rows: np.ndarray):
+    def __init__(self, plan: BatchPlan, rows: np.ndarray):
         self.plan, self.chosen, self.batch_size = plan, rows, plan.batch_size
 
     def __len__(self) -> int:
@@ -208,26 +209,26 @@ class _Decoded:
         yield from self.batches[start:]
 
 
-def _head_epoch(bench: Bench, batches: Batches) -> float:
+def _head_epoch(runner: TrialRunner, batches: Batches) -> float:
     """Seconds of one epoch of training the default span head."""
-    prepared = bench.prepared
+    data = runner.data
     torch.manual_seed(0)
-    head = build_head(HEAD, prepared.shape(bench.point.backbone))
-    optim = replace(prepared.heads, epochs=1.0)
+    head = build_head(HEAD, data.shape(runner.checkpoint.encoder))
+    optim = replace(data.heads, epochs=1.0)
     began = time.perf_counter()
-    fit({"head": head}, batches, prepared.task.loss, {"head": optim})
+    fit({"head": head}, batches, data.task.loss, {"head": optim})
     return time.perf_counter() - began
 
 
-def read(bench: Bench) -> dict[str, Any]:
+def read(runner: TrialRunner) -> dict[str, Any]:
     """Cold reading: shuffled against sequential, and against the layout of the original."""
-    store = bench.extracted("train", "int8")
-    plan = Plan(store.known.lengths, 32, seed=0)
-    blocks = Plan(store.known.lengths, 32, seed=0, block=256)
+    store = runner.extracted("train", "int8")
+    plan = BatchPlan(store.known.lengths, 32, seed=0)
+    blocks = BatchPlan(store.known.lengths, 32, seed=0, block=256)
     megabytes = store.layout.bytes / 1e6
     rates: dict[str, list[float]] = {"sequential": [], "shuffled": [], "blocks": [], "decoded": []}
-    orders = {"shuffled": (_Raw, plan), "blocks": (_Raw, blocks), "decoded": (Stored, plan)}
-    for _ in range(bench.given.repeats):
+    orders = {"shuffled": (_Raw, plan), "blocks": (_Raw, blocks), "decoded": (StoredStates, plan)}
+    for _ in range(runner.given.repeats):
         drop_cache(store.path)
         rates["sequential"].append(megabytes / _clock(lambda: _read_files(store.path)))
         for name, (kind, order) in orders.items():
@@ -243,7 +244,7 @@ def read(bench: Bench) -> dict[str, Any]:
     }
 
 
-class _Raw(Stored):
+class _Raw(StoredStates):
     """Read and check, but do not decode."""
 
     def load(self, rows: np.ndarray) -> Any:
@@ -269,20 +270,20 @@ def _clock(work: Callable[[], None]) -> float:
     return time.perf_counter() - began
 
 
-def original(bench: Bench) -> dict[str, Any]:
+def original(runner: TrialRunner) -> dict[str, Any]:
     """Examples/s against the original's layout: HDF5, padded float32, one row at a time."""
     import h5py
 
-    store = bench.extracted("train", "int8")
-    rows = min(bench.given.hdf5_rows, store.rows)
+    store = runner.extracted("train", "int8")
+    rows = min(runner.given.hdf5_rows, store.rows)
     order = np.random.default_rng(0).permutation(rows)
-    longest = bench.prepared.max_tokens
-    path = bench.scratch / "padded.h5"
+    longest = runner.data.max_tokens
+    path = runner.scratch / "padded.h5"
     if not path.exists():
         with h5py.File(path.with_suffix(".tmp"), "w") as file:
-            shape = (rows, bench.view.channels, longest, bench.width)
+            shape = (rows, runner.view.channels, longest, runner.width)
             data = file.create_dataset("states", shape, dtype="float32", chunks=(1, *shape[1:]))
-            for batch in Stored(store, Plan(store.known.lengths[:rows], 16)).epoch(0):
+            for batch in StoredStates(store, BatchPlan(store.known.lengths[:rows], 16)).epoch(0):
                 for row, state in zip(batch.rows, batch.inputs, strict=True):
                     data[row, :, : state.shape[1]] = state.numpy()
         path.with_suffix(".tmp").rename(path)
@@ -294,7 +295,7 @@ def original(bench: Bench) -> dict[str, Any]:
             for rows_ in batches:
                 torch.stack([torch.from_numpy(file["states"][int(row)]) for row in rows_])
 
-    for _ in range(bench.given.repeats):
+    for _ in range(runner.given.repeats):
         for state in ("cold", "warm"):
             if state == "cold":
                 with open(path, "rb") as handle:
@@ -303,7 +304,7 @@ def original(bench: Bench) -> dict[str, Any]:
         for state in ("cold", "warm"):
             if state == "cold":
                 drop_cache(store.path)
-            stored = Stored(Store(store.path), Plan(store.known.lengths, 32))
+            stored = StoredStates(Store(store.path), BatchPlan(store.known.lengths, 32))
             rates[f"store_{state}"].append(rows / _clock(lambda stored=stored: _drain(stored.read(batches))))
             stored.store.close()
     middle = {name: statistics.median(each) for name, each in rates.items()}
@@ -314,13 +315,13 @@ def original(bench: Bench) -> dict[str, Any]:
     }
 
 
-def writing(bench: Bench) -> dict[str, Any]:
+def writing(runner: TrialRunner) -> dict[str, Any]:
     """Extraction against the bare forward pass over the same batches."""
-    prepared, rows = bench.prepared, bench.given.write_rows
-    features = _first(prepared.train.features, rows)
-    tokens = Tokens(features, 64, prepared.pad_ids, budget=8192)
-    stream = bench.point.stream(prepared, tokens, bench.view)
-    known = Rows(lengths=features.lengths, labels=features.labels, ids=features.ids)
+    data, rows = runner.data, runner.given.write_rows
+    features = _first(data.train.features, rows)
+    tokens = TokenBatches(features, 64, data.pad_ids, budget=8192)
+    stream = runner.checkpoint.stream(data, tokens, runner.view)
+    known = RowTable(lengths=features.lengths, labels=features.labels, ids=features.ids)
     plans: list[np.ndarray] = []
 
     class Recorded:
@@ -336,13 +337,13 @@ def writing(bench: Bench) -> dict[str, Any]:
         with torch.no_grad():
             for batch in plans:
                 collated = tokens.collate(batch)
-                bench.point.backbone(collated.inputs, collated.mask)
+                runner.checkpoint.encoder(collated.inputs, collated.mask)
 
     seconds: dict[str, list[float]] = {"bare": [], "extraction": []}
-    for number in range(bench.given.repeats + 1):
+    for number in range(runner.given.repeats + 1):
         plans.clear()
-        path = bench.scratch / f"written-{number}"
-        took = _clock(lambda path=path: write(path, Recorded(), known, {}, width=bench.width) and None)
+        path = runner.scratch / f"written-{number}"
+        took = _clock(lambda path=path: write(path, Recorded(), known, {}, width=runner.width) and None)
         alone = _clock(bare)
         shutil.rmtree(path)
         if number:  # the first warms up
@@ -352,7 +353,7 @@ def writing(bench: Bench) -> dict[str, Any]:
     return {f"{name}_examples_s": rate for name, rate in middle.items()} | {
         "ratio": middle["extraction"] / middle["bare"],
         "peak_mb_above_backbone": {
-            str(count): _peak(bench, count) for count in (3 * rows, 9 * rows) if count <= len(prepared.train.features)
+            str(count): _peak(runner, count) for count in (3 * rows, 9 * rows) if count <= len(data.train.features)
         },
     }
 
@@ -369,19 +370,21 @@ def _first(features: Features, rows: int) -> Features:
     )
 
 
-def _peak(bench: Bench, rows: int) -> float:
+def _peak(runner: TrialRunner, rows: int) -> float:
     """Peak anonymous memory of an extraction in a process of its own, above what it has with the backbone loaded."""
-    given = bench.given
-    command = [sys.executable, __file__, "--data-dir", given.data_dir, "--backbone", given.backbone]
+    given = runner.given
+    command = [sys.executable, __file__, "--data-dir", given.data_dir, "--encoder", given.encoder]
     command += ["--rows", str(given.rows), "--dev-rows", "8", "--peak", str(rows)]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
 
 
-def peak(bench: Bench, rows: int) -> float:
+def peak(runner: TrialRunner, rows: int) -> float:
     """Extract, watching this process's memory."""
-    features = _first(bench.prepared.train.features, rows)
-    stream = bench.point.stream(bench.prepared, Tokens(features, 64, bench.prepared.pad_ids, budget=8192), bench.view)
-    known = Rows(lengths=features.lengths, labels=features.labels, ids=features.ids)
+    features = _first(runner.data.train.features, rows)
+    stream = runner.checkpoint.stream(
+        runner.data, TokenBatches(features, 64, runner.data.pad_ids, budget=8192), runner.view
+    )
+    known = RowTable(lengths=features.lengths, labels=features.labels, ids=features.ids)
     before, highest, stop = _anonymous(), 0.0, threading.Event()
 
     def watch() -> None:
@@ -391,7 +394,7 @@ def peak(bench: Bench, rows: int) -> float:
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    write(bench.scratch / "peak", stream, known, {}, width=bench.width)
+    write(runner.scratch / "peak", stream, known, {}, width=runner.width)
     stop.set()
     watcher.join()
     return highest - before
@@ -420,7 +423,7 @@ def main() -> None:
     """Measure the sections asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", required=True, help="SQuAD 2.0 files")
-    parser.add_argument("--backbone", default="minilm")
+    parser.add_argument("--encoder", default="minilm")
     parser.add_argument("--sst2-dir", default="", help="directory with SST-2, for `retrained`")
     parser.add_argument("--rows", type=int, default=3000, help="training questions")
     parser.add_argument("--dev-rows", type=int, default=0, help="0: all")
@@ -434,12 +437,12 @@ def main() -> None:
     parser.add_argument("--peak", type=int, default=0, help=argparse.SUPPRESS)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(given, given.scratch if given.scratch and not given.peak else Path(folder))
+        runner = TrialRunner(given, given.scratch if given.scratch and not given.peak else Path(folder))
         if given.peak:
-            print(peak(bench, given.peak))
+            print(peak(runner, given.peak))
             return
         for name in given.only.split(","):
-            found = SECTIONS[name](bench)
+            found = SECTIONS[name](runner)
             print(name, json.dumps(found, indent=2), flush=True)
             kept = json.loads(given.out.read_text()) if given.out.exists() else {}
             given.out.parent.mkdir(parents=True, exist_ok=True)

@@ -22,33 +22,34 @@ import numpy as np
 from scored import Scored, kept
 
 from bertvision import heads, pipeline
-from bertvision.config import Experiment, Optim, States, make
+from bertvision.config import Experiment, TrainingConfig, make
 from bertvision.files import write_json
+from bertvision.lab import extraction
 from bertvision.runs import Run
-from bertvision.statistics import Gap, Pair, compare, holm, interval
+from bertvision.statistics import Pair, ScoreDifference, compare, holm, interval
 from bertvision.tasks import TASKS
 
 # The published sentence heads read 26 channels of BERT-large: 25 layers and the pooled [CLS].
 PAPER_SENTENCES = {
     "main": {
-        "learned:pooled=true": "Tenney small",
-        "learned-adapter-386-skip:pooled=true": "adapter pooler Tenney",
-        "mean-adapter-386-skip:pooled=true": "adapter pooler average",
+        "learned:pooler_output=true": "Tenney small",
+        "learned-adapter-386-skip:pooler_output=true": "adapter pooler Tenney",
+        "mean-adapter-386-skip:pooler_output=true": "adapter pooler average",
         "adapter-pooler": "AdapterPooler",
         "adapter": "adapter 64",
     },
     "deep": {
-        "xception-small:pooled=true": "Xception abbreviated",
-        "xception-small-skip:pooled=true": "Xception abbreviated, CLS residual",
+        "xception-small:pooler_output=true": "Xception abbreviated",
+        "xception-small-skip:pooler_output=true": "Xception abbreviated, CLS residual",
     },
-    "xception": {"xception:pooled=true": "Xception full"},
+    "xception": {"xception:pooler_output=true": "Xception full"},
 }
 OWN_SENTENCES = [
-    "adapter:gather=max+compare",
-    "adapter:gather=max",
-    "adapter:gather=mean+max",
-    "adapter:gather=max,size=128",
-    "attention:gather=max",
+    "adapter:token_pooling=max+compare",
+    "adapter:token_pooling=max",
+    "adapter:token_pooling=mean+max",
+    "adapter:size=128,token_pooling=max",
+    "attention:token_pooling=max",
 ]
 MAIN_SPANS = [
     "attention",
@@ -77,41 +78,41 @@ PARTS = {"cnn": {"limit": 150, "limit_dev": 200}, "deep": {"limit": 60, "limit_d
 LIMITS = {"sst2": 10_000}
 # Of sentence heads, else 5: the full Xception is as large as the encoder, a dozen times as slow as its small twin.
 EPOCHS = {"xception": 1.0}
-WAYS = ["max", "mean", "product"]
+COMBINATIONS = ["max", "mean", "product"]
 BERT, DECAYED = "BERT, same checkpoint", "BERT, decayed to zero"
 LAST, ONLY = "control: last, retrained", "control: default head, last layer only"
 OURS = "**default head**"
-MIXED = {how: f"BERT + default ({how})" for how in WAYS}
+MIXED = {how: f"BERT + default ({how})" for how in COMBINATIONS}
 CHOSEN = "paper head that validation chooses"
 KEPT = Path("benchmarks/results/zoo")
 
-Cell = dict[str, list[Scored]]
+SeedJob = dict[str, list[Scored]]
 """Every model, seed by seed."""
 
 
 def train(experiment: Experiment, fraction: float, root: Path, default: str = "") -> dict[str, Run]:
     """Train and score an experiment's heads, BERT, and the ensembles of BERT with the default head, if it is told."""
-    prepared = pipeline.prepare(experiment)
-    point = pipeline.open_point(prepared, pipeline.finetune(prepared, root), fraction)
-    trained = {run.name: run for run in pipeline.train_heads(prepared, point)}
-    bert = pipeline.bert_run(prepared, point)
+    data = pipeline.load_data(experiment)
+    checkpoint = pipeline.open_checkpoint(data, pipeline.finetune(data, root), fraction)
+    trained = {run.name: run for run in pipeline.train_heads(data, checkpoint)}
+    bert = pipeline.bert_run(data, checkpoint)
     found = {BERT: bert} | {row_name(name, default): run for name, run in trained.items()}
     if default in trained:
         found[OURS] = trained[default]
-        for how in WAYS:
-            found[MIXED[how]] = pipeline.ensemble(prepared, point.directory, [bert, trained[default]], how)
+        for how in COMBINATIONS:
+            found[MIXED[how]] = pipeline.ensemble(data, checkpoint.directory, [bert, trained[default]], how)
     return found
 
 
 def default_of(task: str) -> str:
     """The head that a task gets unless told otherwise."""
-    return heads.canonical(heads.DEFAULTS[TASKS[task].kind][-1])
+    return heads.canonical(heads.DEFAULT_HEADS[TASKS[task].kind][-1])
 
 
 def single_of(task: str) -> str:
     """One copy of it, of the usual size, on all layers of texts that are read together, as the other heads are."""
     name, options = heads.parse(default_of(task))
-    options = {key: value for key, value in options.items() if key not in ("copies", "size", "layers", "texts")}
+    options = {key: value for key, value in options.items() if key not in ("members", "size", "layers", "texts")}
     return heads.canonical(f"{name}:" + ",".join(f"{key}={value}" for key, value in options.items()))
 
 
@@ -122,13 +123,13 @@ def row_name(spec: str, default: str = "") -> str:
     return {"last": LAST, only: ONLY}.get(name, name)
 
 
-def add(cell: Cell, found: dict[str, Scored]) -> None:
+def add(cell: SeedJob, found: dict[str, Scored]) -> None:
     """Append a seed's models."""
     for name, each in found.items():
         cell.setdefault(name, []).append(each)
 
 
-def scores(columns: dict[str, Cell]) -> dict[str, dict[str, Any]]:
+def scores(columns: dict[str, SeedJob]) -> dict[str, dict[str, Any]]:
     """Mean, interval and seeds of every model in every column."""
     found: dict[str, dict[str, Any]] = {}
     for column, cell in columns.items():
@@ -169,7 +170,7 @@ def table(found: dict[str, dict[str, Any]], columns: Sequence[str], papers: dict
     return lines
 
 
-def against(rival: str, ours: str, cells: Sequence[Cell]) -> Gap:
+def against(rival: str, ours: str, cells: Sequence[SeedJob]) -> ScoreDifference:
     """Test the model `ours` against a rival over these cells."""
     pairs = []
     for cell in cells:
@@ -179,7 +180,7 @@ def against(rival: str, ours: str, cells: Sequence[Cell]) -> Gap:
     return compare(pairs, resamples=2000)
 
 
-def tests(rivals: Sequence[str], cells: Sequence[Cell]) -> tuple[list[str], dict[str, Any]]:
+def tests(rivals: Sequence[str], cells: Sequence[SeedJob]) -> tuple[list[str], dict[str, Any]]:
     """The table of the default head against each rival, p-values corrected over all of them (Holm)."""
     rivals = [rival for rival in rivals if all(rival in cell for cell in cells)]
     gaps = {rival: against(rival, OURS, cells) for rival in rivals}
@@ -194,7 +195,7 @@ def tests(rivals: Sequence[str], cells: Sequence[Cell]) -> tuple[list[str], dict
 
 def sentences(given: argparse.Namespace) -> None:
     """Sentence tasks, fine-tuned here."""
-    found: dict[tuple[str, float], Cell] = {}
+    found: dict[tuple[str, float], SeedJob] = {}
 
     def specs(stage: str, task: str) -> list[str]:
         if stage == "default":  # apart, with what it is tested against: when the default changes, the others stay
@@ -209,7 +210,7 @@ def sentences(given: argparse.Namespace) -> None:
             data_dir=given.data_dir,
             limit=LIMITS.get(task, 0),
             fractions=given.fractions,
-            through="last",
+            auxiliary_head="last",
             seed=seed,
             controls=False,
         )
@@ -219,11 +220,11 @@ def sentences(given: argparse.Namespace) -> None:
             optim = replace(base.train, learning_rate=1e-3, epochs=EPOCHS.get(stage, 5.0))
             return train(replace(base, heads=specs(stage, task), train=optim), fraction, given.runs)
         decayed = replace(
-            base, fractions=[fraction], finetune=Optim(schedule="linear", warmup=0.1 * fraction), heads=[]
+            base, fractions=[fraction], finetune=TrainingConfig(schedule="linear", warmup=0.1 * fraction), heads=[]
         )
-        prepared = pipeline.prepare(decayed)
-        point = pipeline.open_point(prepared, pipeline.finetune(prepared, given.runs), fraction)
-        return {DECAYED: pipeline.bert_run(prepared, point)}
+        data = pipeline.load_data(decayed)
+        checkpoint = pipeline.open_checkpoint(data, pipeline.finetune(data, given.runs), fraction)
+        return {DECAYED: pipeline.bert_run(data, checkpoint)}
 
     stages = ["main", "single", "default", "decayed", "deep", "xception"]
     for stage in stages:
@@ -242,7 +243,7 @@ def sentences(given: argparse.Namespace) -> None:
     report_sentences(found, given)
 
 
-def choose_paper(cell: Cell) -> list[Scored]:
+def choose_paper(cell: SeedJob) -> list[Scored]:
     """Return, seed by seed, the published head that validation prefers."""
     papers = [heads.canonical(spec) for stage in PAPER_SENTENCES.values() for spec in stage]
     seeds = len(cell[BERT])
@@ -250,7 +251,7 @@ def choose_paper(cell: Cell) -> list[Scored]:
     return [max((each[seed] for each in complete), key=lambda scored: scored.validation) for seed in range(seeds)]
 
 
-def report_sentences(found: dict[tuple[str, float], Cell], given: argparse.Namespace) -> None:
+def report_sentences(found: dict[tuple[str, float], SeedJob], given: argparse.Namespace) -> None:
     """Write what there is."""
     papers = {heads.canonical(spec): paper for stage in PAPER_SENTENCES.values() for spec, paper in stage.items()}
     lines = [
@@ -303,15 +304,15 @@ def spans(given: argparse.Namespace) -> None:
     places = sorted((path for path in given.checkpoints.iterdir() if path.is_dir()), key=lambda path: float(path.name))
     main = [*dict.fromkeys([*MAIN_SPANS, default]), "last", heads.last_layer_only(default)]
     specs = {"heavy": HEAVY_SPANS, "cnn": [*CNN_SPANS, default, "last"], "deep": [*DEEP_SPANS, default, "last"]}
-    found: dict[str, dict[str, Cell]] = {}
+    found: dict[str, dict[str, SeedJob]] = {}
 
     def make_cell(path: Path, seed: int, stage: str, chosen: Sequence[str]) -> dict[str, Run]:
-        states = States(directory=str(given.stores / path.name / (stage if stage in PARTS else "all")))
+        store = StoreConfig(directory=str(given.stores / path.name / (stage if stage in PARTS else "all")))
         part = PARTS.get(stage, {})
-        base = make(task="squad2", data_dir=given.data_dir, backbone=str(path), fractions=[0.0], seed=seed, **part)
+        base = make(task="squad2", data_dir=given.data_dir, encoder=str(path), fractions=[0.0], seed=seed, **part)
         optim = replace(base.train, epochs=given.epochs, accumulate=8 if stage == "deep" else 1)
-        experiment = replace(base, states=states, activations="store", controls=False, train=optim, heads=list(chosen))
-        list(pipeline.extract(experiment, given.runs, ["train", "validation", "dev"]))
+        experiment = replace(base, store=store, states="store", controls=False, train=optim, heads=list(chosen))
+        list(extraction.extract(experiment, given.runs, ["train", "validation", "dev"]))
         return train(experiment, 0.0, given.runs, default)
 
     plan: list[tuple[str, Path, int, Sequence[str]]] = []
@@ -334,7 +335,7 @@ def spans(given: argparse.Namespace) -> None:
     report_spans(found, given, default)
 
 
-def report_spans(stages: dict[str, dict[str, Cell]], given: argparse.Namespace, default: str) -> None:
+def report_spans(stages: dict[str, dict[str, SeedJob]], given: argparse.Namespace, default: str) -> None:
     """Write what there is."""
     found = stages.get("main", {})
     papers = {name: row.paper for name, row in heads.HEADS.items() if row.paper}

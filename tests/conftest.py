@@ -66,7 +66,7 @@ def save_tiny(directory: Path, family: str = "bert", auto=AutoModel, seed: int =
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory) -> Path:
     """A tiny random BERT on disk."""
-    return save_tiny(tmp_path_factory.mktemp("backbones") / "tiny")
+    return save_tiny(tmp_path_factory.mktemp("encoders") / "tiny")
 
 
 def review(good: bool, draw: random.Random) -> str:

@@ -2,8 +2,8 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from bertvision.backbones import BACKBONES
 from bertvision.config import Experiment, apply, check, load, make, merge, preset, presets
+from bertvision.encoders import ENCODERS
 from bertvision.errors import BertVisionError
 from bertvision.heads import parse
 from bertvision.tasks import TASKS
@@ -13,7 +13,9 @@ GLUE, SIZES = ["cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte"], ("
 
 def test_file_then_overrides(tmp_path):
     file = tmp_path / "x.toml"
-    file.write_text('task = "rte"\nfractions = [0.1, 1]\nread_at = [0.1]\n[train]\nlearning_rate = 3e-4\nepochs = 2\n')
+    file.write_text(
+        'task = "rte"\nfractions = [0.1, 1]\nhead_fractions = [0.1]\n[train]\nlearning_rate = 3e-4\nepochs = 2\n'
+    )
     found = load(file, ["train.epochs=7", "data.source=registry", "heads=['mean']"])
     assert (found.task, found.fractions, found.train.epochs, found.train.learning_rate) == (
         "rte",
@@ -25,7 +27,7 @@ def test_file_then_overrides(tmp_path):
 
 
 def test_experiments_survive_json():
-    experiment = make(task="mrpc", limit=5, fractions=[0.5], read_at=[0.5], heads=["mean"])
+    experiment = make(task="mrpc", limit=5, fractions=[0.5], head_fractions=[0.5], heads=["mean"])
     assert merge(Experiment(), experiment.to_dict()) == experiment
     assert asdict(experiment)["data"]["limit"] == 5
 
@@ -66,7 +68,7 @@ def test_presets_are_whole():
     for name in presets():
         experiment = check(preset(name))
         task = TASKS[experiment.task]
-        assert experiment.backbone in BACKBONES and all(map(parse, experiment.heads))
+        assert experiment.encoder in ENCODERS and all(map(parse, experiment.heads))
         assert bool(experiment.heads) == ("-bert-" not in name)
         if not name.startswith("squad2"):
             assert experiment.data.max_tokens == task.max_tokens and experiment.finetune.batch_size == task.batch_size

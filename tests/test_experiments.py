@@ -6,7 +6,7 @@ import pytest
 
 from bertvision import config, heads
 from bertvision.errors import BertVisionError
-from bertvision.studies import STUDIES, Options
+from bertvision.lab.studies import STUDIES, StudyOptions
 from bertvision.tasks import TASKS
 
 ROOT = Path(__file__).parents[1] / "experiments"
@@ -18,9 +18,9 @@ def test_it_can_be_run(path):
     found = config.load_several(path)
     assert found
     for experiment, study in found:
-        options = config.merge(Options(), study)
+        options = config.merge(StudyOptions(), study)
         assert experiment.task in TASKS or experiment.data.train_file
-        assert set(experiment.read_at) <= set(experiment.fractions) and set(options.studies) <= set(STUDIES)
+        assert set(experiment.head_fractions) <= set(experiment.fractions) and set(options.studies) <= set(STUDIES)
         assert set(options.to) <= set(TASKS)
         for spec in experiment.heads:
             heads.parse(spec)

@@ -7,10 +7,10 @@ import torch
 
 from bertvision.errors import BertVisionError
 from bertvision.files import (
+    atomic_directory,
+    atomic_write,
     load_tensors,
     read_json,
-    replacing,
-    replacing_directory,
     require_space,
     save_tensors,
     value_hash,
@@ -21,20 +21,20 @@ from bertvision.files import (
 def test_a_failure_leaves_the_old_file(tmp_path):
     path = tmp_path / "a.json"
     write_json(path, {"old": 1})
-    with pytest.raises(RuntimeError), replacing(path) as file:
+    with pytest.raises(RuntimeError), atomic_write(path) as file:
         file.write(b"half")
         raise RuntimeError
     assert read_json(path, "file") == {"old": 1} and os.listdir(tmp_path) == ["a.json"]
 
 
 def test_a_failure_leaves_no_directory(tmp_path):
-    with pytest.raises(RuntimeError), replacing_directory(tmp_path / "d") as place:
+    with pytest.raises(RuntimeError), atomic_directory(tmp_path / "d") as place:
         (place / "x").write_text("half")
         raise RuntimeError
     assert os.listdir(tmp_path) == []
-    with replacing_directory(tmp_path / "d") as place:
+    with atomic_directory(tmp_path / "d") as place:
         (place / "x").write_text("whole")
-    with replacing_directory(tmp_path / "d") as place:
+    with atomic_directory(tmp_path / "d") as place:
         (place / "y").write_text("newer")
     assert os.listdir(tmp_path / "d") == ["y"]
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from bertvision.backbones import BACKBONES, Known
 from bertvision.cli import main
 from bertvision.cli.options import FLAGS
+from bertvision.encoders import ENCODERS, EncoderEntry
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -21,7 +21,9 @@ def blocks(language: str) -> list[str]:
 
 @pytest.fixture
 def tiny_minilm(tiny, monkeypatch):
-    monkeypatch.setitem(BACKBONES, "minilm", Known(hub=str(tiny), layers=3, width=32, parameters=1, learning_rate=1e-3))
+    monkeypatch.setitem(
+        ENCODERS, "minilm", EncoderEntry(hub=str(tiny), layers=3, width=32, parameters=1, learning_rate=1e-3)
+    )
 
 
 def test_python(tiny_minilm, reviews, tmp_path, monkeypatch, capsys):

@@ -23,7 +23,8 @@ def test_another_format_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"), [("adapter:gather=max,size=8", "adapter-gather-max-size-8"), ("../x", "x"), ("", "unnamed")]
+    ("name", "expected"),
+    [("adapter:size=8,token_pooling=max", "adapter-size-8-token_pooling-max"), ("../x", "x"), ("", "unnamed")],
 )
 def test_slug(name, expected):
     assert slug(name) == expected

@@ -13,47 +13,47 @@ os.environ.setdefault("LRU_CACHE_CAPACITY", "1")  # PyTorch's cache of them, in 
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16")
 
 if TYPE_CHECKING:
-    from bertvision.backbones import BACKBONES, load_backbone
     from bertvision.config import Experiment
+    from bertvision.encoders import ENCODERS, load_encoder
     from bertvision.errors import BertVisionError
     from bertvision.heads import HEADS, build_head
     from bertvision.pipeline import Comparison, run
-    from bertvision.predictor import Predictor, load
     from bertvision.tasks import TASKS
-    from bertvision.types import Predictions, Shape
+    from bertvision.trained_model import TrainedModel, load
+    from bertvision.types import HeadShape, Predictions
 
 __version__ = "0.1.0"
 
 # Loaded on first use: importing torch and transformers takes seconds that `bertvision --help` need not.
 _HOMES = {
     "run": "pipeline",
-    "load": "predictor",
+    "load": "trained_model",
     "Experiment": "config",
     "Comparison": "pipeline",
-    "Predictor": "predictor",
+    "TrainedModel": "trained_model",
     "Predictions": "types",
-    "Shape": "types",
+    "HeadShape": "types",
     "TASKS": "tasks",
     "HEADS": "heads",
-    "BACKBONES": "backbones",
+    "ENCODERS": "encoders",
     "build_head": "heads",
-    "load_backbone": "backbones",
+    "load_encoder": "encoders",
     "BertVisionError": "errors",
 }
 
 __all__ = [
-    "BACKBONES",
+    "ENCODERS",
     "BertVisionError",
     "Comparison",
     "Experiment",
     "HEADS",
     "Predictions",
-    "Predictor",
-    "Shape",
+    "TrainedModel",
+    "HeadShape",
     "TASKS",
     "build_head",
     "load",
-    "load_backbone",
+    "load_encoder",
     "run",
 ]
 

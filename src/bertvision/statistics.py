@@ -35,7 +35,7 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Gap:
+class ScoreDifference:
     """How much the second of two models is above the first, in points."""
 
     mean: float
@@ -56,7 +56,7 @@ def interval(
     return _percentiles([draw for draw in draws if draw is not None])
 
 
-def compare(pairs: Sequence[Pair], resamples: int = RESAMPLES, seed: int = 0) -> Gap:
+def compare(pairs: Sequence[Pair], resamples: int = RESAMPLES, seed: int = 0) -> ScoreDifference:
     """Test the mean difference over tasks: a bootstrap stratified by task, paired by seed and example."""
     random = np.random.default_rng(seed)
     gaps = np.zeros(resamples)
@@ -68,7 +68,7 @@ def compare(pairs: Sequence[Pair], resamples: int = RESAMPLES, seed: int = 0) ->
     # Ties count half: two equal models are no evidence for either.
     below = np.mean(gaps < 0) + np.mean(gaps == 0) / 2
     p = min(1.0, max(2 * min(below, 1 - below), 1 / resamples))
-    return Gap(float(np.mean(everything)), *_percentiles(gaps), float(p))
+    return ScoreDifference(float(np.mean(everything)), *_percentiles(gaps), float(p))
 
 
 def mcnemar(first: np.ndarray, second: np.ndarray) -> float:
@@ -78,7 +78,7 @@ def mcnemar(first: np.ndarray, second: np.ndarray) -> float:
     return float(binomtest(gained, gained + lost).pvalue) if gained + lost else 1.0
 
 
-def significance(pair: Pair, resamples: int = RESAMPLES) -> tuple[Gap, str]:
+def significance(pair: Pair, resamples: int = RESAMPLES) -> tuple[ScoreDifference, str]:
     """Test two models, and name the test: McNemar's for the accuracy of one seed, else the paired bootstrap."""
     gap, task = compare([pair], resamples), pair.task
     if len(pair.first) == 1 and (pair.key or task.primary) == "accuracy":

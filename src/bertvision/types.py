@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from bertvision.errors import BertVisionError
-from bertvision.files import replacing
+from bertvision.files import atomic_write
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
+class HeadShape:
     """All a head knows about the world."""
 
     layers: int
@@ -45,7 +45,7 @@ class Shape:
 
 
 @dataclass(frozen=True, kw_only=True)
-class View:
+class StateView:
     """Which part of the hidden states is wanted: computed, stored and read no more than that."""
 
     layers: tuple[int, ...]
@@ -160,7 +160,7 @@ class Predictions:
         arrays = {"ids": np.array(self.ids, dtype=np.str_), "logits": self.logits}
         if self.offsets is not None:
             arrays["offsets"] = self.offsets
-        with replacing(path) as file:
+        with atomic_write(path) as file:
             np.savez(file, **arrays)  # pyright: ignore[reportArgumentType]
 
     @classmethod

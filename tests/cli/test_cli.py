@@ -31,7 +31,7 @@ COMMANDS = [
     "demo",
     "tasks",
     "heads",
-    "backbones",
+    "encoders",
     "presets",
     "search",
 ]
@@ -60,10 +60,10 @@ def runs(tiny, reviews, tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
     result = bertvision.run(
         train_file=str(reviews),
-        backbone=str(tiny),
-        heads=["adapter:gather=max,size=8"],
+        encoder=str(tiny),
+        heads=["adapter:size=8,token_pooling=max"],
         fractions=[1.0],
-        read_at=[1.0],
+        head_fractions=[1.0],
         train={"epochs": 3, "learning_rate": 1e-2},
         root=root,
         notify=lambda message: None,
@@ -90,9 +90,9 @@ def test_listings(cli):
     assert {row["head"]: row["parameters"] for row in json.loads(out)}["learned"] == 2076
     _, out, _ = cli("heads", *shape, "--no-per-token")
     assert "adapter-skip" in out
-    _, out, _ = cli("backbones", "--json")
+    _, out, _ = cli("encoders", "--json")
     assert json.loads(out)[0]["alias"] == "minilm"
-    assert cli("backbones")[0] == 0 and cli("tasks")[0] == 0
+    assert cli("encoders")[0] == 0 and cli("tasks")[0] == 0
 
 
 def test_run_from_flags(cli, tiny, reviews, tmp_path):
@@ -100,10 +100,10 @@ def test_run_from_flags(cli, tiny, reviews, tmp_path):
         "run",
         "--train-file",
         reviews,
-        "--backbone",
+        "--encoder",
         tiny,
         "--heads",
-        "mean,learned:gather=max",
+        "mean,learned:token_pooling=max",
         "--fractions",
         "0.5,1",
     ]
@@ -120,7 +120,7 @@ def test_run_from_flags(cli, tiny, reviews, tmp_path):
 def test_run_from_a_file(cli, tiny, reviews, tmp_path):
     file = tmp_path / "x.toml"
     file.write_text(
-        f'backbone = "{tiny}"\nheads = ["mean"]\nfractions = [0.5]\nread_at = [0.5]\ncontrols = false\n'
+        f'encoder = "{tiny}"\nheads = ["mean"]\nfractions = [0.5]\nhead_fractions = [0.5]\ncontrols = false\n'
         f'[data]\ntrain_file = "{reviews}"\n[train]\nepochs = 2\n'
     )
     code, out, _ = cli("run", file, "--seed", 3, "--runs", tmp_path / "runs", "--json")
@@ -128,10 +128,10 @@ def test_run_from_a_file(cli, tiny, reviews, tmp_path):
 
 
 def test_finetune_and_train(cli, tiny, reviews, tmp_path):
-    words = ["--train-file", reviews, "--backbone", tiny, "--runs", tmp_path, *FAST]
+    words = ["--train-file", reviews, "--encoder", tiny, "--runs", tmp_path, *FAST]
     code, out, _ = cli("finetune", *words, "--fractions", "0,0.5,1", "--json")
     points = json.loads(out)
-    assert code == 0 and [point["fraction"] for point in points] == [0, 0.5, 1]
+    assert code == 0 and [checkpoint["fraction"] for checkpoint in points] == [0, 0.5, 1]
     assert points[2]["seconds"] > points[1]["seconds"] > points[0]["seconds"] == 0
     assert cli("finetune", *words, "--fractions", "0,0.5,1")[0] == 0
     code, out, _ = cli("train", *words, "--at", "0.5", "--heads", "learned", "--json")
@@ -175,8 +175,8 @@ def test_share_and_export(cli, runs, tmp_path):
     code, out, _ = cli("share", result.best.directory, tmp_path / "shared")
     assert code == 0 and str(tmp_path / "shared") in out
     assert cli("predict", tmp_path / "shared", text, "--bert")[1] == before
-    assert cli("share", result.best.directory, tmp_path / "bare", "--without-backbone")[0] == 0
-    assert cli("predict", tmp_path / "bare", text, "--bert", "--backbone", result.best.backbone)[1] == before
+    assert cli("share", result.best.directory, tmp_path / "bare", "--without-encoder")[0] == 0
+    assert cli("predict", tmp_path / "bare", text, "--bert", "--encoder", result.best.encoder)[1] == before
     code, out, _ = cli("export", result.best.directory, "--onnx", "--to", tmp_path / "onnx", "--rows", 8)
     assert code == 0 and "100.00" in out
     assert cli("predict", tmp_path / "onnx", text, "--bert")[1] == before
@@ -195,14 +195,14 @@ def test_mistakes_of_serving(cli, runs, tmp_path):
     refused(cli("serve", best, "--key-file", tmp_path / "no-key"), "Cannot read the API key")
     refused(cli("serve", best, "--host", "203.0.113.1"), "Cannot listen")
     refused(cli("serve", best, "--port", 99999), "--port")
-    refused(cli("predict", best, "text", "--backbone", tmp_path), "Cannot read the checkpoint")
+    refused(cli("predict", best, "text", "--encoder", tmp_path), "Cannot read the checkpoint")
 
 
 def test_runs(cli, runs):
     root, result = runs
     _, out, _ = cli("runs", "list", "--runs", root, "--json")
     assert {row["kind"] for row in json.loads(out)} == {"bert", "head", "control", "ensemble"}
-    assert "adapter:gather=max,size=8" in cli("runs", "list", "--runs", root)[1]
+    assert "adapter:size=8,token_pooling=max" in cli("runs", "list", "--runs", root)[1]
     _, out, _ = cli("runs", "show", result.best.directory)
     assert "accuracy" in out and "parameters" in out
     _, out, _ = cli("runs", "show", result.best.directory, "--json")
@@ -263,7 +263,7 @@ def write(path, *lines):
 
 
 def test_mistakes_in_the_data(cli, tiny, tmp_path):
-    run = ["run", "--backbone", tiny, "--runs", tmp_path / "runs", "--train-file"]
+    run = ["run", "--encoder", tiny, "--runs", tmp_path / "runs", "--train-file"]
     good = write(tmp_path / "good.csv", "text,label", *[f"good film {i},{i % 2}" for i in range(40)])
     refused(cli(*run, good, "--text", "txet"), "'txet'", "Did you mean 'text'")
     refused(cli(*run, write(tmp_path / "empty.csv")), "empty.csv")
@@ -273,8 +273,8 @@ def test_mistakes_in_the_data(cli, tiny, tmp_path):
     refused(cli(*run, write(tmp_path / "bad.jsonl", '{"text": "a", "label": 1}', '{"text": ')), "bad.jsonl", "line 2")
     refused(cli(*run, write(tmp_path / "bad.json", '{"data": [')), "bad.json")
     refused(cli(*run, write(tmp_path / "cut.tsv", "text\tlabel", "only one column")), "cut.tsv", "line 2")
-    refused(cli(*run, good, "--backbone", tmp_path / "no-checkpoint"), "Cannot load backbone")
-    refused(cli(*run, good, "--backbone", "minilmm"), "Did you mean 'minilm'")
+    refused(cli(*run, good, "--encoder", tmp_path / "no-checkpoint"), "Cannot load backbone")
+    refused(cli(*run, good, "--encoder", "minilmm"), "Did you mean 'minilm'")
     refused(cli(*run, good, "--task", "stsb"), "with --task")
     refused(cli(*run, good, "--runs", good), "Cannot write")
     assert not (tmp_path / "runs").exists()
@@ -286,7 +286,7 @@ def test_a_question_that_fills_the_window(cli, tiny, tmp_path):
     (tmp_path / "train.json").write_text(json.dumps(data))
     words = [
         "run",
-        "--backbone",
+        "--encoder",
         tiny,
         "--train-file",
         tmp_path / "train.json",
@@ -314,7 +314,7 @@ def test_a_full_disk_stops_with_a_sentence_and_resumes(cli, tiny, reviews, tmp_p
     place.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=200k", "tmpfs", str(place)], capture_output=True).returncode:
         pytest.skip("LOUD: cannot mount a tmpfs here, so the full-disk test did not run")
-    words = ["finetune", "--train-file", reviews, "--backbone", tiny, "--fractions", "0.5,1", "--runs", place]
+    words = ["finetune", "--train-file", reviews, "--encoder", tiny, "--fractions", "0.5,1", "--runs", place]
     try:
         refused(cli(*words), "Free some space")
         subprocess.run(["mount", "-o", "remount,size=20m", str(place)], check=True)
@@ -334,7 +334,7 @@ def test_a_damaged_checkpoint_or_head_is_refused(cli, runs, tmp_path):
     head.write_bytes(kept[:-10])
     refused(cli("predict", best, "text"), "not a readable head")
     head.write_bytes(kept)
-    weights = best.parent / "backbone" / "model.safetensors"
+    weights = best.parent / "encoder" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:5000])
     refused(cli("predict", best, "text"), "Cannot read the checkpoint")
 
@@ -358,7 +358,7 @@ def test_a_preset_under_flags(cli, tiny, tmp_path):
         text = "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String\n" + "\n".join(lines) + "\n"
         (tmp_path / "MRPC" / f"{split}.tsv").write_text(text)
     code, out, err = cli(
-        "run", "--preset", "mrpc-head-base", "--data-dir", tmp_path, "--backbone", tiny, "--runs", tmp_path / "runs",
+        "run", "--preset", "mrpc-head-base", "--data-dir", tmp_path, "--encoder", tiny, "--runs", tmp_path / "runs",
         "--max-tokens", "16", "--json",
     )  # fmt: skip
     assert code == 0, err
@@ -369,8 +369,8 @@ def test_a_preset_under_flags(cli, tiny, tmp_path):
 
 
 def test_search(cli, tiny, reviews, tmp_path):
-    words = ["search", "--train-file", reviews, "--backbone", tiny, "--at", "0.5", "--heads", "learned,adapter:size=4"]
-    words += ["--trials", "4", "--space", "epochs=[2,3]", "--space", "gather=['max']", "--runs", tmp_path]
+    words = ["search", "--train-file", reviews, "--encoder", tiny, "--at", "0.5", "--heads", "learned,adapter:size=4"]
+    words += ["--trials", "4", "--space", "epochs=[2,3]", "--space", "token_pooling=['max']", "--runs", tmp_path]
     words += ["--set", "controls=false"]
     code, out, err = cli(*words)
     assert code == 0, err

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import test_cli
 
-from bertvision import pipeline
-from bertvision.activations import FORMATS, Store
 from bertvision.config import make
+from bertvision.lab import extraction
+from bertvision.states import FORMATS, Store
 from conftest import squad_json
 
 cli, refused = test_cli.cli, test_cli.refused
@@ -21,7 +21,7 @@ SPLITS = ["train", "validation", "dev"]
 def words(tiny, reviews):
     """What names the experiment."""
     settings = ["finetune.learning_rate=1e-3", "train.learning_rate=1e-2", "train.epochs=2"]
-    named = ["--train-file", reviews, "--backbone", tiny, "--at", "0.5"]
+    named = ["--train-file", reviews, "--encoder", tiny, "--at", "0.5"]
     return [*named, *(word for each in settings for word in ("--set", each))]
 
 
@@ -31,13 +31,13 @@ def whole(tiny, reviews, tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
     experiment = make(
         train_file=str(reviews),
-        backbone=str(tiny),
-        read_at=[0.5],
+        encoder=str(tiny),
+        head_fractions=[0.5],
         finetune={"learning_rate": 1e-3},
         train={"learning_rate": 1e-2, "epochs": 2.0},
-        states={"type": "float32"},
+        store={"dtype": "float32"},
     )
-    return root, {store.identity["split"]: store for store in pipeline.extract(experiment, root, SPLITS)}
+    return root, {store.identity["split"]: store for store in extraction.extract(experiment, root, SPLITS)}
 
 
 @pytest.fixture
@@ -71,12 +71,12 @@ def test_help_has_an_example(cli, command):
 def test_extract_writes_once(cli, whole, words):
     root, stores = whole
     before = tree(root)
-    code, out, _ = cli("extract", *words, "--states-type", "float32", "--runs", root, "--json")
+    code, out, _ = cli("extract", *words, "--store-dtype", "float32", "--runs", root, "--json")
     made = json.loads(out)
     assert code == 0 and [each["split"] for each in made] == SPLITS
     assert [each["store"] for each in made] == [str(stores[name].path) for name in SPLITS]
     assert all(each["layers"] == [0, 1, 2, 3] and each["type"] == "float32" for each in made)
-    code, out, _ = cli("extract", *words, "--states-type", "float32", "--runs", root, "--splits", "dev, train")
+    code, out, _ = cli("extract", *words, "--store-dtype", "float32", "--runs", root, "--splits", "dev, train")
     assert code == 0 and [line.split()[1] for line in out.splitlines()] == ["split", "dev", "train"]
     assert tree(root) == before
 
@@ -84,8 +84,8 @@ def test_extract_writes_once(cli, whole, words):
 def test_extract_a_part_to_a_place_of_its_own(cli, runs, words, tmp_path):
     root, states = runs
     before = tree(states)
-    options = ["--splits", "dev", "--layers", "last2", "--first", "--pooled", "--states-type", "int4"]
-    code, out, _ = cli("extract", *words, *options, "--states", tmp_path / "mine", "--runs", root, "--json")
+    options = ["--splits", "dev", "--layers", "last2", "--first", "--pooler-output", "--store-dtype", "int4"]
+    code, out, _ = cli("extract", *words, *options, "--store-dir", tmp_path / "mine", "--runs", root, "--json")
     (made,) = json.loads(out)
     assert code == 0 and made["store"] == str(tmp_path / "mine" / "dev") and tree(states) == before
     assert (made["layers"], made["pooled"], made["kept"], made["type"]) == ([2, 3], True, "first", "int4")
@@ -97,12 +97,12 @@ def test_extract_a_part_to_a_place_of_its_own(cli, runs, words, tmp_path):
 def test_mistakes_cost_no_fine_tuning(cli, words, tmp_path):
     root = tmp_path / "runs"
     extract = ["extract", *words, "--runs", root]
-    refused(cli(*extract, "--states-type", "int88"), "Unknown type of stored states 'int88'", "Did you mean 'int8'")
+    refused(cli(*extract, "--store-dtype", "int88"), "Unknown type of stored states 'int88'", "Did you mean 'int8'")
     refused(cli(*extract, "--splits", "trian"), "Unknown split 'trian'", "Did you mean 'train'")
     refused(cli(*extract, "--splits", ","), "Name a split")
     refused(cli(*extract, "--layers", "3-9"), "layers that do not exist: there are 0 to 3")
     refused(cli(*extract, "--layers", "top"), "is not understood")
-    refused(cli(*extract, "--at", "0.5,1", "--states", tmp_path / "s"), "room for one fraction")
+    refused(cli(*extract, "--at", "0.5,1", "--store-dir", tmp_path / "s"), "room for one fraction")
     estimate = ["store", "estimate", *words]
     refused(cli(*estimate, "--splits", "devv"), "Did you mean 'dev'")
     refused(cli(*estimate, "--splits", ""), "Name a split")
@@ -112,8 +112,8 @@ def test_mistakes_cost_no_fine_tuning(cli, words, tmp_path):
 
 def test_pooled_is_for_sentence_tasks(cli, tiny, tmp_path):
     (tmp_path / "train.json").write_text(json.dumps(squad_json(6, 2, 0)))
-    words = ["extract", "--train-file", tmp_path / "train.json", "--backbone", tiny, "--runs", tmp_path / "runs"]
-    refused(cli(*words, "--pooled"), "sentence tasks only; leave --pooled out")
+    words = ["extract", "--train-file", tmp_path / "train.json", "--encoder", tiny, "--runs", tmp_path / "runs"]
+    refused(cli(*words, "--pooler-output"), "sentence tasks only; leave --pooler-output out")
     assert not (tmp_path / "runs").exists()
 
 
@@ -213,7 +213,7 @@ def test_the_estimate_is_what_is_then_written(cli, runs, words, tmp_path, option
     found = json.loads(out)
     assert code == 0 and list(found["bytes"]) == list(FORMATS)
     type = {0: "float32", 2: "int8" if "--splits" in options else "int4"}.get(len(options), "bfloat16")
-    more = ["--states-type", type, "--states", tmp_path / "s", "--runs", runs[0], "--json"]
+    more = ["--store-dtype", type, "--store-dir", tmp_path / "s", "--runs", runs[0], "--json"]
     made = json.loads(cli("extract", *words, *options, *more)[1])
     assert sum(each["rows"] for each in made) == found["rows"]
     assert sum(each["tokens"] for each in made) == found["tokens"]
@@ -224,10 +224,10 @@ def test_the_estimate_is_what_is_then_written(cli, runs, words, tmp_path, option
 
 
 def test_stored_states_give_the_scores_of_streamed_ones(cli, words, tmp_path):
-    heads = ["--heads", "mean,learned:gather=max", "--fractions", "0.5", "--states-type", "float32", "--json"]
+    heads = ["--heads", "mean,learned:token_pooling=max", "--fractions", "0.5", "--store-dtype", "float32", "--json"]
     found = {}
     for mode in ("store", "stream"):
-        code, out, _ = cli("run", *words, *heads, "--activations", mode, "--runs", tmp_path / mode)
+        code, out, _ = cli("run", *words, *heads, "--states", mode, "--runs", tmp_path / mode)
         assert code == 0
         found[mode] = [(row["kind"], row["name"], row["score"], row["validation"]) for row in json.loads(out)]
     assert found["store"] == found["stream"] and len(found["store"]) > 4
@@ -239,11 +239,11 @@ def test_stored_states_give_the_scores_of_streamed_ones(cli, words, tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["store", "auto"])
-@pytest.mark.parametrize("heads", ["mean", "adapter:gather=cls,layers=last2"])
+@pytest.mark.parametrize("heads", ["mean", "adapter:layers=last2,token_pooling=cls"])
 def test_train_uses_what_was_extracted(cli, runs, words, mode, heads):
     """A smaller view, or another type, needs no store of its own."""
     root, states = runs
-    train = ["train", *words, "--heads", heads, "--activations", mode, "--runs", root, "--json"]
+    train = ["train", *words, "--heads", heads, "--states", mode, "--runs", root, "--json"]
     before = tree(states)
     code, out, _ = cli(*train)
     assert code == 0 and tree(states) == before
@@ -257,21 +257,21 @@ def test_train_uses_what_was_extracted(cli, runs, words, mode, heads):
 
 def test_stores_named_by_hand_must_be_of_the_same_states(cli, runs, words, tmp_path):
     root, mine = runs[0], tmp_path / "mine"
-    given = ["--states", mine, "--runs", root]
+    given = ["--store-dir", mine, "--runs", root]
     assert cli("extract", *words, *given, "--splits", "train,validation")[0] == 0
     before = tree(mine)
-    train = ["train", *words, *given, "--heads", "mean", "--activations", "store"]
+    train = ["train", *words, *given, "--heads", "mean", "--states", "store"]
     assert cli(*train)[0] == 0
     refused(cli(*train, "--set", "finetune.learning_rate=2e-3"), "holds other states than asked for", "backbone is ")
     refused(cli(*train, "--max-tokens", "12"), "max_tokens is 128 instead of 12")
     refused(cli(*train, "--limit", "60"), "data is ")
     refused(cli("extract", *words, *given, "--splits", "train", "--layers", "last"), "layers is 0-3 instead of [3]")
     refused(
-        cli("extract", *words, *given, "--splits", "train", "--states-type", "int4"), "type is int8 instead of int4"
+        cli("extract", *words, *given, "--splits", "train", "--store-dtype", "int4"), "type is int8 instead of int4"
     )
-    part = ["--states", tmp_path / "part", "--runs", root]
+    part = ["--store-dir", tmp_path / "part", "--runs", root]
     assert cli("extract", *words, *part, "--layers", "last2", "--splits", "train,validation")[0] == 0
-    refused(cli("train", *words, *part, "--heads", "learned", "--activations", "store"), "layers [2, 3] are there")
+    refused(cli("train", *words, *part, "--heads", "learned", "--states", "store"), "layers [2, 3] are there")
     assert tree(mine) == before
 
 
@@ -287,5 +287,5 @@ def test_a_store_that_was_begun_is_finished(cli, runs, words):
     for name in ("manifest.json", "00000.states"):
         (store / name).unlink()
     refused(cli("store", "info", store), "is unfinished", "goes on where it stopped")
-    assert cli("extract", *words, "--states-type", "float32", "--splits", "train", "--runs", root)[0] == 0
+    assert cli("extract", *words, "--store-dtype", "float32", "--splits", "train", "--runs", root)[0] == 0
     assert {file.name: file.read_bytes() for file in store.iterdir()} == sound

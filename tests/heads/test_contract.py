@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bertvision.heads import GATHERS, HEADS, build_head, learns_in, train_in
-from bertvision.types import Shape
+from bertvision.heads import HEADS, TOKEN_POOLINGS, build_head, set_training_precision, training_dtype
+from bertvision.types import HeadShape
 
-SPAN = Shape(layers=5, tokens=12, width=16, outputs=2, per_token=True)
+SPAN = HeadShape(layers=5, tokens=12, width=16, outputs=2, per_token=True)
 SENTENCE = replace(SPAN, outputs=3, per_token=False)
 
 
@@ -22,13 +22,20 @@ def small(name: str, more: str = "") -> str:
 CASES = [(small(name), SPAN) for name in HEADS]
 CASES += [("last", SENTENCE), ("adapter-pooler", SENTENCE)]
 PAIRS = ("compare", "align")  # which say nothing of a text that is alone
-TRIED = [f"max+{gather}" if gather in PAIRS else gather for gather in GATHERS]
-CASES += [(f"{name}:gather={g}", SENTENCE) for name in ("learned", "adapter-skip") for g in TRIED]
-CASES += [(small(name, f"gather={g}"), SENTENCE) for name in HEADS if name != "last" for g in ("cls", "max")]
-CASES += [("adapter:gather=cls+mean+max,norm=true,start=0.05", SENTENCE), ("adapter-skip:norm=true", SPAN)]
-CASES += [("adapter:gather=max,layers=last", SENTENCE), ("adapter:layers=0,2,4", SPAN), ("learned:layers=last2", SPAN)]
-CASES += [("learned:pooled=true", replace(SENTENCE, pooled=True)), ("learned", replace(SENTENCE, pooled=True))]
-CASES += [("adapter:copies=3,gather=max+compare+align", SENTENCE), ("adapter-skip:copies=2,layers=last3", SPAN)]
+TRIED = [f"max+{gather}" if gather in PAIRS else gather for gather in TOKEN_POOLINGS]
+CASES += [(f"{name}:token_pooling={g}", SENTENCE) for name in ("learned", "adapter-skip") for g in TRIED]
+CASES += [(small(name, f"token_pooling={g}"), SENTENCE) for name in HEADS if name != "last" for g in ("cls", "max")]
+CASES += [("adapter:norm=true,start=0.05,token_pooling=cls+mean+max", SENTENCE), ("adapter-skip:norm=true", SPAN)]
+CASES += [
+    ("adapter:layers=last,token_pooling=max", SENTENCE),
+    ("adapter:layers=0,2,4", SPAN),
+    ("learned:layers=last2", SPAN),
+]
+CASES += [("learned:pooler_output=true", replace(SENTENCE, pooled=True)), ("learned", replace(SENTENCE, pooled=True))]
+CASES += [
+    ("adapter:members=3,token_pooling=max+compare+align", SENTENCE),
+    ("adapter-skip:layers=last3,members=2", SPAN),
+]
 CASES = list(dict.fromkeys(CASES))
 every_case = pytest.mark.parametrize(
     ("spec", "shape"),
@@ -37,14 +44,14 @@ every_case = pytest.mark.parametrize(
 )
 
 
-def states(shape: Shape, tokens: int = 9, rows: int = 4, seed: int = 0):
+def states(shape: HeadShape, tokens: int = 9, rows: int = 4, seed: int = 0):
     torch.manual_seed(seed)
     hidden = torch.randn(rows, shape.layers, tokens, shape.width)
     real = torch.arange(tokens) < torch.tensor([tokens, max(1, tokens - 3), max(1, tokens // 2), 1] * rows)[:rows, None]
     return hidden, real * (1 + (torch.arange(tokens) >= 3))  # pairs, but for those that are too short
 
 
-def make(spec: str, shape: Shape, seed: int = 0):
+def make(spec: str, shape: HeadShape, seed: int = 0):
     torch.manual_seed(seed)
     return build_head(spec, shape).eval()
 
@@ -118,7 +125,7 @@ def test_half_precision_input(spec, shape, kind):
 @every_case
 def test_learns_in_bfloat16_and_answers_in_float32(spec, shape):
     hidden, mask = states(shape, tokens=12)
-    head, plain = train_in("bfloat16", make(spec, shape)), make(spec, shape)
+    head, plain = set_training_precision("bfloat16", make(spec, shape)), make(spec, shape)
     assert torch.equal(head(hidden, mask), plain(hidden, mask))
     for found in (answers := apart(head.train()(hidden, mask))):
         assert found.dtype == torch.float32
@@ -129,11 +136,11 @@ def test_learns_in_bfloat16_and_answers_in_float32(spec, shape):
 @every_case
 def test_states_in_the_type_it_learns_in_are_as_good(spec, shape):
     hidden, mask = states(shape, tokens=12)
-    assert learns_in([make(spec, shape)]) == torch.float32
-    head = train_in("bfloat16", make(spec, shape)).train()
-    kind = learns_in([head])
+    assert training_dtype([make(spec, shape)]) == torch.float32
+    head = set_training_precision("bfloat16", make(spec, shape)).train()
+    kind = training_dtype([head])
     assert kind == (torch.float32 if spec.startswith("last") else torch.bfloat16)
-    assert learns_in([head, make("last", shape)]) == torch.float32
+    assert training_dtype([head, make("last", shape)]) == torch.float32
 
     def answers(given):
         torch.manual_seed(1)  # dropout
@@ -145,9 +152,9 @@ def test_states_in_the_type_it_learns_in_are_as_good(spec, shape):
 def test_bfloat16_is_used_in_training():
     hidden, mask = states(SENTENCE)
     torch.manual_seed(0)
-    head = build_head("adapter:copies=2,gather=max,size=8,start=0.5", SENTENCE).train()
+    head = build_head("adapter:members=2,size=8,start=0.5,token_pooling=max", SENTENCE).train()
     plain = [each.detach() for each in head(hidden, mask)]
-    half = [each.detach() for each in train_in("bfloat16", head)(hidden, mask)]
+    half = [each.detach() for each in set_training_precision("bfloat16", head)(hidden, mask)]
     for a, b in zip(plain, half, strict=True):
         assert not torch.equal(a, b)
         torch.testing.assert_close(a, b, atol=0.05, rtol=0.05)

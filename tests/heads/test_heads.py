@@ -7,9 +7,9 @@ import torch
 
 from bertvision.errors import BertVisionError
 from bertvision.heads import (
-    GATHERS,
     HEADS,
-    Select,
+    TOKEN_POOLINGS,
+    LayerSelect,
     build_for,
     build_head,
     canonical,
@@ -20,11 +20,11 @@ from bertvision.heads import (
     select_layers,
     view_of,
 )
-from bertvision.types import Shape
+from bertvision.types import HeadShape
 
 BERT_LARGE = 335_141_888
-SPAN = Shape(layers=25, tokens=386, width=1024, outputs=2, per_token=True)
-SENTENCE = Shape(layers=26, tokens=386, width=1024, outputs=1, per_token=False)
+SPAN = HeadShape(layers=25, tokens=386, width=1024, outputs=2, per_token=True)
+SENTENCE = HeadShape(layers=26, tokens=386, width=1024, outputs=1, per_token=False)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_budgets_of_span_heads_whose_filters_are_lost(spec, low, high):
     ],
 )
 def test_published_sizes_of_sentence_heads(spec, parameters, trainable):
-    shape = Shape(layers=26, tokens=386, width=1024, outputs=2, per_token=False)
+    shape = HeadShape(layers=26, tokens=386, width=1024, outputs=2, per_token=False)
     assert count(spec, shape) == (parameters, trainable)
 
 
@@ -89,27 +89,27 @@ def test_published_sizes_of_sentence_heads(spec, parameters, trainable):
     [(13, 768, 2, 524_418), (13, 768, 3, 737_411), (13, 768, 1, 311_425), (25, 1024, 2, 950_402)],
 )
 def test_published_sizes_of_adapter_pooler(layers, width, outputs, parameters):
-    shape = Shape(layers=layers, tokens=128, width=width, outputs=outputs, per_token=False)
+    shape = HeadShape(layers=layers, tokens=128, width=width, outputs=outputs, per_token=False)
     assert count("adapter-pooler", shape)[0] == parameters
 
 
 @pytest.mark.parametrize(("layers", "width", "parameters"), [(13, 768, 305_282), (25, 1024, 412_802)])
 def test_published_sizes_of_adapter_pooler_for_spans(layers, width, parameters):
-    shape = Shape(layers=layers, tokens=384, width=width, outputs=2, per_token=True)
+    shape = HeadShape(layers=layers, tokens=384, width=width, outputs=2, per_token=True)
     assert count("adapter-pooler", shape)[0] == parameters
 
 
 def test_options_are_read_and_written_one_way():
     assert parse("adapter:layers=0,6,12,size=8") == ("adapter", {"layers": "0,6,12", "size": 8})
-    assert canonical("adapter:size=8,gather=max") == "adapter:gather=max,size=8"
-    assert canonical("learned:pooled=True") == "learned:pooled=true"
-    assert last_layer_only("adapter:gather=max,pooled=true") == "adapter:gather=max,layers=last"
+    assert canonical("adapter:size=8,token_pooling=max") == "adapter:size=8,token_pooling=max"
+    assert canonical("learned:pooler_output=True") == "learned:pooler_output=true"
+    assert last_layer_only("adapter:pooler_output=true,token_pooling=max") == "adapter:layers=last,token_pooling=max"
 
 
 def test_lists_of_heads():
-    assert expand("learned,adapter:size=8,gather=max,layers=0,6,mean") == [
+    assert expand("learned,adapter:layers=0,6,size=8,token_pooling=max,mean") == [
         "learned",
-        "adapter:gather=max,layers=0,6,size=8",
+        "adapter:layers=0,6,size=8,token_pooling=max",
         "mean",
     ]
     assert set(expand("adapter*")) == {name for name in HEADS if name.startswith("adapter")}
@@ -129,22 +129,22 @@ def test_layer_selection(text, expected):
         ("adaptr", "Did you mean 'adapter'"),
         ("adapter:sizes=3", "Did you mean 'size'"),
         ("adapter:size=big", "must be int"),
-        ("adapter:gather=maximum", "Unknown gather"),
+        ("adapter:token_pooling=maximum", "Unknown token_pooling"),
         ("adapter:gather", "form name:option=value"),
         ("adapter:layers=9", "do not exist"),
         ("adapter:layers=first", "not understood"),
-        ("learned:pooled=true", "pooled"),
-        ("adapter:copies=0", "copies from 1 to"),
-        ("adapter:copies=1000000", "copies from 1 to"),
+        ("learned:pooler_output=true", "pooled"),
+        ("adapter:members=0", "copies from 1 to"),
+        ("adapter:members=1000000", "copies from 1 to"),
     ],
 )
 def test_mistakes_get_a_sentence(spec, words):
     with pytest.raises(BertVisionError, match=words):
-        count(spec, Shape(layers=4, tokens=8, width=8, outputs=2, per_token=False))
+        count(spec, HeadShape(layers=4, tokens=8, width=8, outputs=2, per_token=False))
 
 
 def test_comparing_tells_two_texts_apart_and_leaves_one_alone():
-    gather = GATHERS["compare"](SENTENCE, 2)
+    gather = TOKEN_POOLINGS["compare"](SENTENCE, 2)
     x = torch.tensor([[3.0, 4.0], [1.0, 2.0], [0.0, 5.0], [9.0, 9.0]]).expand(3, 4, 2).clone().requires_grad_()
     mask = torch.tensor([[1, 1, 2, 0], [1, 2, 2, 2], [1, 1, 1, 0]])
     found = gather(x, mask)
@@ -160,7 +160,7 @@ def test_comparing_tells_two_texts_apart_and_leaves_one_alone():
 
 
 def test_aligning_finds_what_one_text_lacks():
-    gather = GATHERS["align"](SENTENCE, 3)
+    gather = TOKEN_POOLINGS["align"](SENTENCE, 3)
     a, b, c = torch.eye(3)
     x = torch.stack([torch.stack(row) for row in ([a, b, a, c], [a, b, b, a], [a, 5 * b, c, c])]).requires_grad_()
     mask = torch.tensor([[1, 1, 2, 0], [1, 1, 2, 2], [1, 1, 1, 0]])
@@ -178,35 +178,35 @@ def test_aligning_finds_what_one_text_lacks():
 
 
 def test_copies_begin_apart_and_their_mean_answers():
-    shape = Shape(layers=4, tokens=8, width=8, outputs=3, per_token=False)
+    shape = HeadShape(layers=4, tokens=8, width=8, outputs=3, per_token=False)
     torch.manual_seed(0)
-    head = build_head("adapter:copies=3,gather=max,layers=last2,size=4", shape)
+    head = build_head("adapter:layers=last2,members=3,size=4,token_pooling=max", shape)
     hidden, mask = torch.randn(5, 4, 6, 8), torch.ones(5, 6)
     each = head.train()(hidden, mask)
     assert len(each) == 3 and not torch.equal(each[0], each[1])
     torch.testing.assert_close(head.eval()(hidden, mask), (each[0] + each[1] + each[2]) / 3)
-    assert count("adapter:copies=3,size=4", shape)[0] == 3 * count("adapter:size=4", shape)[0]
+    assert count("adapter:members=3,size=4", shape)[0] == 3 * count("adapter:size=4", shape)[0]
 
 
-PAIR = Shape(layers=5, tokens=16, width=8, outputs=2, per_token=False, apart=True)
+PAIR = HeadShape(layers=5, tokens=16, width=8, outputs=2, per_token=False, apart=True)
 
 
 def test_heads_find_the_layers_of_texts_read_apart():
     hidden, mask = torch.randn(3, 10, 6, 8), torch.tensor([[1, 1, 1, 2, 2, 2]] * 3)
-    for texts, layers in (("together", slice(5, 10)), ("apart", slice(0, 5))):
-        head = build_head(f"adapter:gather=max,size=4,texts={texts}", PAIR).eval()
-        plain = build_head("adapter:gather=max,size=4", replace(PAIR, apart=False)).eval()
+    for texts, layers in (("cross", slice(5, 10)), ("bi", slice(0, 5))):
+        head = build_head(f"adapter:size=4,token_pooling=max,encoding={texts}", PAIR).eval()
+        plain = build_head("adapter:size=4,token_pooling=max", replace(PAIR, apart=False)).eval()
         plain.load_state_dict({key.removeprefix("head."): value for key, value in head.state_dict().items()})
         assert torch.equal(head(hidden, mask), plain(hidden[:, layers], mask))
-    last = build_head("adapter:gather=max,size=4,texts=apart,layers=last", PAIR)
-    assert isinstance(last, Select) and last.chosen == [-1]
+    last = build_head("adapter:encoding=bi,layers=last,size=4,token_pooling=max", PAIR)
+    assert isinstance(last, LayerSelect) and last.chosen == [-1]
 
 
 def test_a_head_of_both_readings_is_one_of_each():
     hidden, mask = torch.randn(3, 10, 6, 8), torch.tensor([[1, 1, 1, 2, 2, 2]] * 3)
-    spec = "adapter:copies=2,gather=max+compare,size=4,texts=both"
+    spec = "adapter:encoding=both,members=2,size=4,token_pooling=max+compare"
     head = build_head(spec, PAIR)
-    assert count(spec, PAIR)[0] == 4 * count("adapter:gather=max+compare,size=4", replace(PAIR, apart=False))[0]
+    assert count(spec, PAIR)[0] == 4 * count("adapter:size=4,token_pooling=max+compare", replace(PAIR, apart=False))[0]
     assert [len(each) for each in head.train()(hidden, mask)] == [2, 2]
     answer = head.eval()(hidden, mask)
     hidden[:, 0] += 1.0  # a layer of the texts read apart
@@ -223,10 +223,10 @@ def test_a_head_of_both_readings_is_one_of_each():
 @pytest.mark.parametrize(
     ("spec", "why"),
     [
-        ("adapter:texts=apart", "one text only"),
-        ("adapter:texts=beside", "value of texts"),
-        ("learned:gather=max,pooled=true,texts=both", "pooled"),
-        ("last:texts=apart", "option of head"),
+        ("adapter:encoding=bi", "one text only"),
+        ("adapter:encoding=beside", "value of encoding"),
+        ("learned:encoding=both,pooler_output=true,token_pooling=max", "pooled"),
+        ("last:encoding=bi", "option of head"),
     ],
 )
 def test_readings_that_make_no_sense_are_refused(spec, why):
@@ -236,7 +236,7 @@ def test_readings_that_make_no_sense_are_refused(spec, why):
 
 def test_states_of_texts_read_together_are_refused():
     with pytest.raises(BertVisionError, match="which these states are not of"):
-        build_head("adapter:gather=max,texts=apart", replace(PAIR, apart=False))
+        build_head("adapter:encoding=bi,token_pooling=max", replace(PAIR, apart=False))
 
 
 @pytest.mark.parametrize(

@@ -9,17 +9,18 @@ import torch
 
 import bertvision
 from bertvision import pipeline
-from bertvision.backbones import load_backbone
 from bertvision.config import Experiment, make
+from bertvision.encoders import load_encoder
 from bertvision.errors import BertVisionError
-from bertvision.files import locked
+from bertvision.files import file_lock
 from bertvision.heads import build_head
+from bertvision.lab import extraction
 from bertvision.runs import Run, find_runs
 from bertvision.types import Predictions
 from conftest import squad_json
 
 TRAIN = {"epochs": 8, "learning_rate": 1e-2, "batch_size": 8}
-FAST = {"fractions": [0.5, 1.0], "read_at": [0.5], "train": TRAIN, "finetune": {"learning_rate": 1e-3}}
+FAST = {"fractions": [0.5, 1.0], "head_fractions": [0.5], "train": TRAIN, "finetune": {"learning_rate": 1e-3}}
 
 
 def quiet(message: str) -> None:
@@ -31,9 +32,9 @@ def finished(tiny, reviews, tmp_path_factory):
     """One run of the line that several tests look at."""
     root = tmp_path_factory.mktemp("runs")
     said = []
-    heads = ["learned", "adapter:gather=max,size=8"]
+    heads = ["learned", "adapter:size=8,token_pooling=max"]
     result = bertvision.run(
-        train_file=str(reviews), backbone=str(tiny), heads=heads, root=root, notify=said.append, **FAST
+        train_file=str(reviews), encoder=str(tiny), heads=heads, root=root, notify=said.append, **FAST
     )
     return result, root, said
 
@@ -45,10 +46,10 @@ def test_rows_of_the_comparison(finished):
     names = [name for _, name, _ in kinds]
     assert names[1:6] == [
         "learned",
-        "adapter:gather=max,size=8",
+        "adapter:size=8,token_pooling=max",
         "last",
         "learned:layers=last",
-        "adapter:gather=max,layers=last,size=8",
+        "adapter:layers=last,size=8,token_pooling=max",
     ]
     assert kinds[6][0] == "ensemble"
     assert any("86 rows to train on, 10 to choose on, 24 to score" in each for each in said)
@@ -56,38 +57,40 @@ def test_rows_of_the_comparison(finished):
         low, high = row["interval"]
         assert low <= row["score"]["accuracy"] <= high
         assert row["parameters"] > 0 and row["seconds"]["total"] > 0
-    assert result.best.kind == "head" and result.best.grade == max(r.grade for r in result.runs if r.kind == "head")
+    assert result.best.kind == "head" and result.best.validation_score == max(
+        r.validation_score for r in result.runs if r.kind == "head"
+    )
     assert json.loads(result.file.read_text())["rows"] == pipeline.rows(result)
 
 
 def test_fine_tuning_goes_through_a_head(tiny, reviews, tmp_path):
     """Beside BERT's own: pairs by default, single texts if told so; each way is another fine-tuning."""
     found = {}
-    for through in ("", "last", "adapter:gather=max", "learned:gather=mean"):
-        experiment = make(train_file=str(reviews), backbone=str(tiny), fractions=[0.5], through=through)
-        prepared = pipeline.prepare(experiment, quiet)
-        tuned = pipeline.finetune(prepared, tmp_path)
-        found[through] = pipeline.open_point(prepared, tuned, 0.5)
+    for auxiliary_head in ("", "last", "adapter:token_pooling=max", "learned:token_pooling=mean"):
+        experiment = make(train_file=str(reviews), encoder=str(tiny), fractions=[0.5], auxiliary_head=auxiliary_head)
+        data = pipeline.load_data(experiment, quiet)
+        checkpoints = pipeline.finetune(data, tmp_path)
+        found[auxiliary_head] = pipeline.open_checkpoint(data, checkpoints, 0.5)
     assert found.pop("").directory == found["last"].directory
-    assert found["last"].beside is None and found["learned:gather=mean"].beside is not None
-    kept = found["adapter:gather=max"].beside
+    assert found["last"].auxiliary_head is None and found["learned:token_pooling=mean"].auxiliary_head is not None
+    kept = found["adapter:token_pooling=max"].auxiliary_head
     assert kept is not None and kept(torch.randn(2, 4, 5, 32), torch.ones(2, 5)).shape == (2, 2)
-    fresh = build_head("adapter:gather=max", kept.shape).read.bias
-    assert not torch.equal(kept.read.bias, fresh)
+    fresh = build_head("adapter:token_pooling=max", kept.shape).classifier.bias
+    assert not torch.equal(kept.classifier.bias, fresh)
     assert len({each.directory for each in found.values()}) == len({each.weights for each in found.values()}) == 3
-    pairs = make(train_file=str(reviews), backbone=str(tiny), text_pair="text")
-    assert pipeline.prepare(pairs, quiet).experiment.through == "adapter:gather=max+compare"
+    pairs = make(train_file=str(reviews), encoder=str(tiny), text_pair="text")
+    assert pipeline.load_data(pairs, quiet).experiment.auxiliary_head == "adapter:token_pooling=max+compare"
     with pytest.raises(BertVisionError, match="Did you mean 'adapter'"):
-        pipeline.prepare(make(train_file=str(reviews), backbone=str(tiny), through="adaptor"), quiet)
+        pipeline.load_data(make(train_file=str(reviews), encoder=str(tiny), auxiliary_head="adaptor"), quiet)
 
 
 def test_fine_tuning_leaves_frozen_layers_as_they_are(tiny, reviews, tmp_path):
-    before, found = load_backbone(str(tiny)).backbone.state_dict(), {}
+    before, found = load_encoder(str(tiny)).encoder.state_dict(), {}
     for frozen in (0, 1, 3):
-        experiment = make(train_file=str(reviews), backbone=str(tiny), fractions=[0.5], frozen=frozen)
-        prepared = pipeline.prepare(experiment, quiet)
-        point = pipeline.open_point(prepared, pipeline.finetune(prepared, tmp_path), 0.5)
-        after = point.backbone.state_dict()
+        experiment = make(train_file=str(reviews), encoder=str(tiny), fractions=[0.5], frozen=frozen)
+        data = pipeline.load_data(experiment, quiet)
+        checkpoint = pipeline.open_checkpoint(data, pipeline.finetune(data, tmp_path), 0.5)
+        after = checkpoint.encoder.state_dict()
         found[frozen] = {name for name in before if torch.equal(before[name], after[name])}
     assert not any("weight" in name for name in found[0])
     assert {name for name in found[1] if "weight" in name} == {n for n in before if "embeddings" in n and "weight" in n}
@@ -102,17 +105,17 @@ def test_it_learns(finished):
 
 def test_nothing_is_done_twice(finished, reviews, tiny, monkeypatch):
     result, root, _ = finished
-    for step in ("bertvision.pipeline.finetuning.fit", "bertvision.pipeline.probing.fit"):
+    for step in ("bertvision.pipeline.finetuning.fit", "bertvision.pipeline.head_training.fit"):
         monkeypatch.setattr(step, lambda *a, **k: pytest.fail("trained again"))
-    heads = ["learned", "adapter:gather=max,size=8"]
-    again = bertvision.run(train_file=str(reviews), backbone=str(tiny), heads=heads, root=root, notify=quiet, **FAST)
+    heads = ["learned", "adapter:size=8,token_pooling=max"]
+    again = bertvision.run(train_file=str(reviews), encoder=str(tiny), heads=heads, root=root, notify=quiet, **FAST)
     assert [r.directory for r in again.runs] == [r.directory for r in result.runs]
 
 
 def test_another_head_shares_the_backbone(finished, reviews, tiny, monkeypatch):
     result, root, _ = finished
     monkeypatch.setattr("bertvision.pipeline.finetuning.fit", lambda *a, **k: pytest.fail("fine-tuned again"))
-    again = bertvision.run(train_file=str(reviews), backbone=str(tiny), heads=["mean"], root=root, notify=quiet, **FAST)
+    again = bertvision.run(train_file=str(reviews), encoder=str(tiny), heads=["mean"], root=root, notify=quiet, **FAST)
     assert again.runs[0].directory == result.runs[0].directory
 
 
@@ -120,10 +123,10 @@ def test_a_fraction_added_later_lies_on_the_same_curve(finished, reviews, tiny, 
     result, root, _ = finished
     settings = {**FAST, "fractions": [0.5, 0.8, 1.0]}
     later = bertvision.run(
-        train_file=str(reviews), backbone=str(tiny), heads=["mean"], root=root, notify=quiet, **settings
+        train_file=str(reviews), encoder=str(tiny), heads=["mean"], root=root, notify=quiet, **settings
     )
     fresh = bertvision.run(
-        train_file=str(reviews), backbone=str(tiny), heads=["mean"], root=tmp_path, notify=quiet, **settings
+        train_file=str(reviews), encoder=str(tiny), heads=["mean"], root=tmp_path, notify=quiet, **settings
     )
     for one, other in zip(later.runs, fresh.runs, strict=True):
         np.testing.assert_array_equal(one.predictions().logits, other.predictions().logits)
@@ -132,14 +135,14 @@ def test_a_fraction_added_later_lies_on_the_same_curve(finished, reviews, tiny, 
 def test_scoring_again_gives_the_same(finished):
     result, _, _ = finished
     for run in (result.runs[0], result.best):
-        prepared = pipeline.prepare(pipeline.experiment_of(run), quiet)
-        assert pipeline.rescore(prepared, run) == pytest.approx(run.metrics["score"])
+        data = pipeline.load_data(pipeline.experiment_of(run), quiet)
+        assert pipeline.rescore(data, run) == pytest.approx(run.metrics["score"])
 
 
 def test_other_dev_rows_are_scored_apart(finished, reviews, tiny):
     result, root, _ = finished
     fewer = bertvision.run(
-        train_file=str(reviews), backbone=str(tiny), heads=["learned"], limit_dev=10, root=root, notify=quiet, **FAST
+        train_file=str(reviews), encoder=str(tiny), heads=["learned"], limit_dev=10, root=root, notify=quiet, **FAST
     )
     assert fewer.runs[0].directory != result.runs[0].directory
     assert {len(run.predictions()) for run in fewer.runs} == {10}
@@ -150,21 +153,21 @@ def test_the_same_rows_under_other_ids_are_scored_apart(reviews, tiny, tmp_path)
     named = [f"id,{lines[0]}", *(f"x{i},{line}" for i, line in enumerate(lines[1:31]))]
     (tmp_path / "dev.csv").write_text("\n".join(lines[:31]) + "\n")
     (tmp_path / "named.csv").write_text("\n".join(named) + "\n")
-    settings = {**FAST, "fractions": [0.0], "read_at": [0.0], "controls": False}
+    settings = {**FAST, "fractions": [0.0], "head_fractions": [0.0], "controls": False}
     for dev, head in (("dev.csv", "learned"), ("named.csv", "mean")):
         result = bertvision.run(
-            train_file=str(reviews), dev_file=str(tmp_path / dev), backbone=str(tiny), heads=[head],
+            train_file=str(reviews), dev_file=str(tmp_path / dev), encoder=str(tiny), heads=[head],
             root=tmp_path / "runs", notify=quiet, **settings,
         )  # fmt: skip
         assert len({tuple(run.predictions().ids) for run in result.runs}) == 1
 
 
 def test_two_processes_on_one_run_are_refused(tiny, reviews, tmp_path):
-    prepared = pipeline.prepare(make(train_file=str(reviews), backbone=str(tiny), **FAST), quiet)
-    place = pipeline.finetune(prepared, tmp_path).directory
+    data = pipeline.load_data(make(train_file=str(reviews), encoder=str(tiny), **FAST), quiet)
+    place = pipeline.finetune(data, tmp_path).directory
     shutil.rmtree(place / "1")
-    with locked(place / "resume.safetensors", wait=False), pytest.raises(BertVisionError, match="Another process"):
-        pipeline.finetune(prepared, tmp_path)
+    with file_lock(place / "resume.safetensors", wait=False), pytest.raises(BertVisionError, match="Another process"):
+        pipeline.finetune(data, tmp_path)
 
 
 def test_streamed_and_kept_states_give_the_same(reviews, tiny, tmp_path):
@@ -172,10 +175,10 @@ def test_streamed_and_kept_states_give_the_same(reviews, tiny, tmp_path):
     for mode in ("stream", "memory"):
         result = bertvision.run(
             train_file=str(reviews),
-            backbone=str(tiny),
-            heads=["adapter:gather=mean,size=4"],
+            encoder=str(tiny),
+            heads=["adapter:size=4,token_pooling=mean"],
             controls=False,
-            activations=mode,
+            states=mode,
             root=tmp_path / mode,
             notify=quiet,
             **FAST,
@@ -187,15 +190,15 @@ def test_streamed_and_kept_states_give_the_same(reviews, tiny, tmp_path):
 def test_pooled_channel_and_rates(reviews, tiny, tmp_path):
     result = bertvision.run(
         train_file=str(reviews),
-        backbone=str(tiny),
-        heads=["learned:pooled=true"],
-        try_rates=[1e-1, 1e-4],
+        encoder=str(tiny),
+        heads=["learned:pooler_output=true"],
+        extra_learning_rates=[1e-1, 1e-4],
         root=tmp_path,
         notify=quiet,
         **FAST,
     )
     plain = bertvision.run(
-        train_file=str(reviews), backbone=str(tiny), heads=["mean"], root=tmp_path / "plain", notify=quiet, **FAST
+        train_file=str(reviews), encoder=str(tiny), heads=["mean"], root=tmp_path / "plain", notify=quiet, **FAST
     )
     bert, ensemble = result.runs[0], next(run for run in result.runs if run.kind == "ensemble")
     # BERT reads its own last layer, with or without the pooled channel beside it.
@@ -210,7 +213,7 @@ def test_pooled_channel_and_rates(reviews, tiny, tmp_path):
         both / both.sum(), abs=1e-4
     )
     best = result.best
-    assert best.name == "learned:pooled=true" and best.experiment["shape"]["layers"] == 5
+    assert best.name == "learned:pooler_output=true" and best.experiment["shape"]["layers"] == 5
     assert best.metrics["learning_rate"] in (1e-1, 1e-2, 1e-4)
     assert bertvision.load(best).predict("the film was good")["label"] in ("pos", "neg")
 
@@ -230,7 +233,7 @@ def test_squad(task, squad, tiny, tmp_path):
     result = bertvision.run(
         task=task,
         data_dir=str(squad),
-        backbone=str(tiny),
+        encoder=str(tiny),
         heads=["learned", "adapter-skip:size=4"],
         root=tmp_path,
         notify=said.append,
@@ -253,8 +256,8 @@ def test_regression(tiny, tmp_path):
     (tmp_path / "scores.tsv").write_text("text\tlabel\n" + "\n".join(rows) + "\n")
     result = bertvision.run(
         train_file=str(tmp_path / "scores.tsv"),
-        backbone=str(tiny),
-        heads=["adapter:gather=mean,size=8"],
+        encoder=str(tiny),
+        heads=["adapter:size=8,token_pooling=mean"],
         root=tmp_path / "runs",
         notify=quiet,
         **FAST,
@@ -276,18 +279,18 @@ def test_a_checkpoint_with_its_own_head_is_bert_at_zero(squad, tmp_path):
     experiment = make(
         task="squad2",
         data_dir=str(squad),
-        backbone=str(place),
+        encoder=str(place),
         fractions=[0.0],
-        read_at=[0.0],
+        head_fractions=[0.0],
         heads=["mean"],
         max_tokens=48,
         precision="float32",
     )
-    prepared = pipeline.prepare(experiment, quiet)
-    tuned = pipeline.finetune(prepared, tmp_path / "runs")
-    run = pipeline.bert_run(prepared, pipeline.open_point(prepared, tuned, 0.0))
+    data = pipeline.load_data(experiment, quiet)
+    checkpoints = pipeline.finetune(data, tmp_path / "runs")
+    run = pipeline.bert_run(data, pipeline.open_checkpoint(data, checkpoints, 0.0))
     theirs = AutoModelForQuestionAnswering.from_pretrained(place).eval()
-    features, found = prepared.dev.features, run.predictions()
+    features, found = data.dev.features, run.predictions()
     for row in range(3):
         part = slice(features.offsets[row], features.offsets[row + 1])
         ids = {name: torch.from_numpy(flat[part].astype(np.int64))[None] for name, flat in features.tokens.items()}
@@ -298,8 +301,8 @@ def test_a_checkpoint_with_its_own_head_is_bert_at_zero(squad, tmp_path):
 
 
 def test_validation_is_never_trained_on(reviews, tiny):
-    prepared = pipeline.prepare(make(train_file=str(reviews), backbone=str(tiny)), quiet)
-    ids = [{example.id for example in split.examples} for split in (prepared.train, prepared.validation, prepared.dev)]
+    data = pipeline.load_data(make(train_file=str(reviews), encoder=str(tiny)), quiet)
+    ids = [{example.id for example in split.examples} for split in (data.train, data.validation, data.dev)]
     assert not ids[0] & ids[1] and not ids[0] & ids[2] and not ids[1] & ids[2]
     assert sum(map(len, ids)) == 120
 
@@ -315,8 +318,8 @@ def test_dev_labels_change_nothing_but_the_final_score(reviews, tiny, tmp_path):
         result = bertvision.run(
             train_file=str(tmp_path / "train.csv"),
             dev_file=str(tmp_path / dev),
-            backbone=str(tiny),
-            heads=["learned", "adapter:gather=max,size=8"],
+            encoder=str(tiny),
+            heads=["learned", "adapter:size=8,token_pooling=max"],
             root=tmp_path / dev.split(".")[0],
             notify=quiet,
             **FAST,
@@ -348,15 +351,15 @@ def test_a_head_refuses_another_backbone(finished, tmp_path):
     result, root, _ = finished
     shutil.copytree(root, tmp_path / "runs")
     moved = Run(tmp_path / "runs" / result.best.directory.relative_to(root))
-    other = moved.directory.parent.parent / "1" / "backbone" / "model.safetensors"
-    shutil.copy(other, moved.backbone / "model.safetensors")
+    other = moved.directory.parent.parent / "1" / "encoder" / "model.safetensors"
+    shutil.copy(other, moved.encoder / "model.safetensors")
     with pytest.raises(BertVisionError, match="is not the one .* was trained on"):
         bertvision.load(moved)
 
 
 def test_misspelt_heads_cost_no_fine_tuning(tiny, reviews, tmp_path):
     with pytest.raises(BertVisionError, match="Did you mean 'adapter'"):
-        bertvision.run(train_file=str(reviews), backbone=str(tiny), heads=["adaptor"], root=tmp_path, notify=quiet)
+        bertvision.run(train_file=str(reviews), encoder=str(tiny), heads=["adaptor"], root=tmp_path, notify=quiet)
     assert not list(tmp_path.iterdir())
 
 
@@ -378,7 +381,7 @@ def test_predictions_survive_the_disk(tmp_path):
 
 
 def test_defaults_are_an_experiment():
-    assert Experiment().to_dict()["backbone"] == "minilm"
+    assert Experiment().to_dict()["encoder"] == "minilm"
 
 
 def test_given_checkpoints_are_points_of_a_curve(finished, tiny, reviews, tmp_path):
@@ -386,9 +389,9 @@ def test_given_checkpoints_are_points_of_a_curve(finished, tiny, reviews, tmp_pa
     result, _, _ = finished
     place = result.file.parent
     for fraction in ("0.5", "1"):
-        shutil.copytree(place / fraction / "backbone", tmp_path / "checkpoints" / fraction)
+        shutil.copytree(place / fraction / "encoder", tmp_path / "checkpoints" / fraction)
     template = str(tmp_path / "checkpoints" / "{fraction}")
-    settings = {"train_file": str(reviews), "backbone": template, "heads": ["learned"], "notify": quiet}
+    settings = {"train_file": str(reviews), "encoder": template, "heads": ["learned"], "notify": quiet}
     found = [bertvision.run(root=tmp_path / "runs", seed=seed, **settings, **FAST) for seed in (0, 1)]
     assert found[0].runs[0].primary == result.runs[0].primary and found[0].runs[-1].primary == result.runs[-1].primary
     same = [next(run for run in each.runs if run.name == "learned") for each in (result, found[0])]
@@ -400,48 +403,48 @@ def test_given_checkpoints_are_points_of_a_curve(finished, tiny, reviews, tmp_pa
 
 def test_a_head_can_learn_from_a_share_of_the_labels(finished, tiny, reviews):
     result, root, _ = finished
-    settings = {"train_file": str(reviews), "backbone": str(tiny), "heads": ["learned"], "controls": False} | FAST
-    prepared = pipeline.prepare(make(**settings))
-    parts = [set(prepared.labelled(share)) for share in (0.1, 0.5, 1.0)]
+    settings = {"train_file": str(reviews), "encoder": str(tiny), "heads": ["learned"], "controls": False} | FAST
+    data = pipeline.load_data(make(**settings))
+    parts = [set(data.labelled(share)) for share in (0.1, 0.5, 1.0)]
     assert parts[0] < parts[1] < parts[2] and [len(part) for part in parts] == [9, 43, 86]
-    labels = prepared.train.features.labels[sorted(parts[1])]
-    assert abs(labels.mean() - prepared.train.features.labels.mean()) < 0.02  # in the data's proportions
+    labels = data.train.features.labels[sorted(parts[1])]
+    assert abs(labels.mean() - data.train.features.labels.mean()) < 0.02  # in the data's proportions
     half = bertvision.run(root=root, notify=quiet, labels=0.5, **settings)
     whole = next(run for run in result.runs if run.name == "learned")
     assert half.best.directory != whole.directory and half.best.metrics["seconds"]["finetune"] > 0
     assert half.runs[0].directory == result.runs[0].directory  # the backbone is the same
-    assert not np.array_equal(half.best.weights()["read.weight"], whole.weights()["read.weight"])
+    assert not np.array_equal(half.best.weights()["classifier.weight"], whole.weights()["classifier.weight"])
     for share in (0.0, 1.5):
         with pytest.raises(BertVisionError, match="share of the training rows"):
-            pipeline.prepare(make(labels=share, **settings))
+            pipeline.load_data(make(labels=share, **settings))
 
 
 def test_a_head_carried_to_a_later_checkpoint(finished, tiny, reviews):
     result, root, _ = finished
-    prepared = pipeline.prepare(make(train_file=str(reviews), backbone=str(tiny), **FAST))
-    tuned = pipeline.finetune(prepared, root)
-    names = ("learned", "adapter:gather=max,layers=last,size=8")
+    data = pipeline.load_data(make(train_file=str(reviews), encoder=str(tiny), **FAST))
+    checkpoints = pipeline.finetune(data, root)
+    names = ("learned", "adapter:layers=last,size=8,token_pooling=max")
     each = [next(run for run in result.runs if run.name == name) for name in names]
-    early = pipeline.carry(prepared, each, pipeline.open_point(prepared, tuned, 0.5))
-    late = pipeline.carry(prepared, each, pipeline.open_point(prepared, tuned, 1.0))
+    early = pipeline.evaluate_at(data, each, pipeline.open_checkpoint(data, checkpoints, 0.5))
+    late = pipeline.evaluate_at(data, each, pipeline.open_checkpoint(data, checkpoints, 1.0))
     for trained, here, later in zip(each, early, late, strict=True):
         np.testing.assert_allclose(here.predictions().logits, trained.predictions().logits, atol=1e-5)
         assert later.kind == "carried" and later.experiment["fraction"] == 1.0
         assert later.metrics["carried_from"] == 0.5
         assert not np.array_equal(later.predictions().logits, trained.predictions().logits)
         answers = bertvision.load(later.directory).predict(["the film was good"])
-        assert answers[0]["label"] in prepared.task.classes
+        assert answers[0]["label"] in data.task.classes
 
 
 def test_states_of_pairs_are_stored_as_the_default_heads_read_them(tiny, reviews):
-    pairs = make(train_file=str(reviews), backbone=str(tiny), text_pair="text", fractions=[0.0])
+    pairs = make(train_file=str(reviews), encoder=str(tiny), text_pair="text", fractions=[0.0])
     sizes = {
-        texts: pipeline.estimate(pairs, ["train"], texts=texts)["bytes"]["float32"]
-        for texts in ("", "together", "apart", "both")
+        texts: extraction.estimate(pairs, ["train"], texts=texts)["bytes"]["float32"]
+        for texts in ("", "cross", "bi", "both")
     }
-    assert sizes[""] == sizes["both"] > 1.9 * sizes["together"] and sizes["apart"] == sizes["together"]
-    texts = make(train_file=str(reviews), backbone=str(tiny), fractions=[0.0])
-    assert pipeline.estimate(texts, ["train"]) == pipeline.estimate(texts, ["train"], texts="together")
-    for wrong, why in (("apart", "Only the texts of pairs"), ("beside", "value of texts")):
+    assert sizes[""] == sizes["both"] > 1.9 * sizes["cross"] and sizes["bi"] == sizes["cross"]
+    texts = make(train_file=str(reviews), encoder=str(tiny), fractions=[0.0])
+    assert extraction.estimate(texts, ["train"]) == extraction.estimate(texts, ["train"], texts="cross")
+    for wrong, why in (("bi", "Only the texts of pairs"), ("beside", "value of encoding")):
         with pytest.raises(BertVisionError, match=why):
-            pipeline.estimate(texts, ["train"], texts=wrong)
+            extraction.estimate(texts, ["train"], texts=wrong)

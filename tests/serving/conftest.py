@@ -9,7 +9,7 @@ from serving.process import serving
 
 def make(tiny, root, data, **settings):
     return bertvision.run(
-        train_file=str(data), backbone=str(tiny), fractions=[1.0], train={"epochs": 3, "learning_rate": 1e-2},
+        train_file=str(data), encoder=str(tiny), fractions=[1.0], train={"epochs": 3, "learning_rate": 1e-2},
         root=root, notify=lambda message: None, **settings,
     )  # fmt: skip
 
@@ -18,7 +18,7 @@ def make(tiny, root, data, **settings):
 def reviews_result(tiny, reviews, tmp_path_factory):
     """Heads that classify, on one backbone."""
     root = tmp_path_factory.mktemp("served")
-    return make(tiny, root, reviews, heads=["adapter:gather=max,size=8", "learned"], task="reviews")
+    return make(tiny, root, reviews, heads=["adapter:size=8,token_pooling=max", "learned"], task="reviews")
 
 
 @pytest.fixture(scope="session")

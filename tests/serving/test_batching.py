@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from bertvision.serving.batching import Batcher, Overloaded, Row, TooLarge, TooLate, choose, read
-from bertvision.serving.settings import Settings
+from bertvision.serving.batching import Batcher, Overloaded, QueuedRow, TooLarge, TooLate, choose, read
+from bertvision.serving.settings import ServerSettings
 
 pytestmark = pytest.mark.alone
 
@@ -33,28 +33,39 @@ class Slow:
         return {head: made[head][rows] for head, rows in wanted.items()}
 
 
-def row(trunk, length: int, value: int = 1, heads=("sum",), seconds: float = 10.0) -> Row:
+def row(shared_encoder, length: int, value: int = 1, heads=("sum",), seconds: float = 10.0) -> QueuedRow:
     tokens = {"input_ids": np.full(length, value, dtype=np.int32)}
-    return Row(trunk, tokens, {"input_ids": 0}, time.monotonic() + seconds, set(heads))
+    return QueuedRow(shared_encoder, tokens, {"input_ids": 0}, time.monotonic() + seconds, set(heads))
 
 
 def test_the_oldest_goes_with_those_nearest_in_length():
-    trunk, other = Slow(), Slow()
-    waiting = [row(trunk, 10), row(trunk, 100), row(other, 10), row(trunk, 12), row(trunk, 9), row(trunk, 30)]
+    shared_encoder, other = Slow(), Slow()
+    waiting = [
+        row(shared_encoder, 10),
+        row(shared_encoder, 100),
+        row(other, 10),
+        row(shared_encoder, 12),
+        row(shared_encoder, 9),
+        row(shared_encoder, 30),
+    ]
     assert [each.length for each in choose(waiting, 40)] == [10, 9, 12]
     assert [each.length for each in choose(waiting, 5)] == [10]  # a row longer than the budget goes alone
-    assert all(each.trunk is trunk for each in choose(waiting, 10_000))
-    assert len(choose([row(trunk, 1) for _ in range(1000)], 10_000)) == 256
+    assert all(each.shared_encoder is shared_encoder for each in choose(waiting, 10_000))
+    assert len(choose([row(shared_encoder, 1) for _ in range(1000)], 10_000)) == 256
 
 
 def test_each_head_reads_its_rows_and_padding_is_cut():
-    trunk = Slow()
-    rows = [row(trunk, 3, 5, ("sum", "token")), row(trunk, 5, 7, ("sum",)), row(trunk, 2, 1, ("token",))]
+    shared_encoder = Slow()
+    rows = [
+        row(shared_encoder, 3, 5, ("sum", "token")),
+        row(shared_encoder, 5, 7, ("sum",)),
+        row(shared_encoder, 2, 1, ("token",)),
+    ]
     found = read(rows)
     assert [sorted(each) for each in found] == [["sum", "token"], ["sum"], ["token"]]
     assert found[0]["sum"].tolist() == [15] and found[1]["sum"].tolist() == [35]
     assert found[0]["token"].tolist() == [[5]] * 3 and found[2]["token"].tolist() == [[1]] * 2
-    assert len(trunk.batches) == 1
+    assert len(shared_encoder.batches) == 1
 
 
 def run(coroutine):
@@ -62,7 +73,7 @@ def run(coroutine):
 
 
 async def with_batcher(work, **settings):
-    batcher = Batcher(Settings(**settings))
+    batcher = Batcher(ServerSettings(**settings))
     batcher.start()
     try:
         return await work(batcher)
@@ -71,39 +82,39 @@ async def with_batcher(work, **settings):
 
 
 def test_requests_are_read_together():
-    trunk = Slow(0.05)
+    shared_encoder = Slow(0.05)
 
     async def work(batcher):
-        return await asyncio.gather(*(batcher.submit([row(trunk, 4, value)]) for value in range(1, 33)))
+        return await asyncio.gather(*(batcher.submit([row(shared_encoder, 4, value)]) for value in range(1, 33)))
 
     found = run(with_batcher(work))
     assert [each[0]["sum"].tolist() for each in found] == [[4 * value] for value in range(1, 33)]
-    assert len(trunk.batches) <= 4 and max(map(len, trunk.batches)) >= 16
+    assert len(shared_encoder.batches) <= 4 and max(map(len, shared_encoder.batches)) >= 16
 
 
 def test_a_full_queue_refuses_and_says_when_to_come_back():
-    trunk = Slow(0.2)
+    shared_encoder = Slow(0.2)
 
     async def work(batcher):
-        tasks = [asyncio.create_task(batcher.submit([row(trunk, 10)])) for _ in range(30)]
+        tasks = [asyncio.create_task(batcher.submit([row(shared_encoder, 10)])) for _ in range(30)]
         found = await asyncio.gather(*tasks, return_exceptions=True)
         refused = [each for each in found if isinstance(each, Overloaded)]
         answered = [each for each in found if isinstance(each, list)]
         assert len(refused) + len(answered) == 30 and len(answered) >= 10 and len(refused) >= 15
         assert all(1 <= each.seconds <= 60 for each in refused)
         with pytest.raises(TooLarge, match="takes 100 at most"):
-            await batcher.submit([row(trunk, 101)])
+            await batcher.submit([row(shared_encoder, 101)])
         assert batcher.waiting == 0  # what was refused takes no room
 
     run(with_batcher(work, room=100, budget=20))
 
 
 def test_who_would_wait_in_vain_is_refused_at_once():
-    trunk = Slow(0.3)
+    shared_encoder = Slow(0.3)
 
     async def work(batcher):
-        await batcher.submit([row(trunk, 10)])  # measures the speed: about 33 tokens a second
-        tasks = [asyncio.create_task(batcher.submit([row(trunk, 10)])) for _ in range(8)]
+        await batcher.submit([row(shared_encoder, 10)])  # measures the speed: about 33 tokens a second
+        tasks = [asyncio.create_task(batcher.submit([row(shared_encoder, 10)])) for _ in range(8)]
         await asyncio.sleep(0.05)
         with pytest.raises(Overloaded):
             batcher.check(timeout=0.5)
@@ -114,24 +125,24 @@ def test_who_would_wait_in_vain_is_refused_at_once():
 
 
 def test_a_passed_deadline_is_neither_read_nor_forgotten():
-    trunk = Slow(0.3)
+    shared_encoder = Slow(0.3)
 
     async def work(batcher):
-        first = asyncio.create_task(batcher.submit([row(trunk, 4)]))
+        first = asyncio.create_task(batcher.submit([row(shared_encoder, 4)]))
         await asyncio.sleep(0.05)
-        late = asyncio.create_task(batcher.submit([row(trunk, 9, seconds=0.1)]))
+        late = asyncio.create_task(batcher.submit([row(shared_encoder, 9, seconds=0.1)]))
         with pytest.raises(TooLate, match="deadline"):
             await late
         await first
-        await batcher.submit([row(trunk, 5)])
-        assert (9,) not in trunk.batches and batcher.waiting == 0
+        await batcher.submit([row(shared_encoder, 5)])
+        assert (9,) not in shared_encoder.batches and batcher.waiting == 0
 
     run(with_batcher(work, readers=1))
 
 
 def test_two_batches_at_a_time_share_the_cores():
-    trunk, found, both = Slow(0.0), [], threading.Barrier(2)
-    real = trunk.read
+    shared_encoder, found, both = Slow(0.0), [], threading.Barrier(2)
+    real = shared_encoder.read
 
     def read(*given):  # the first is alone; the others wait for each other, which one reader could not
         found.append(torch.get_num_threads())
@@ -139,12 +150,12 @@ def test_two_batches_at_a_time_share_the_cores():
             both.wait(30)
         return real(*given)
 
-    trunk.read = read
+    shared_encoder.read = read
 
     async def work(batcher):
         batcher.cores = 4
-        await batcher.submit([row(trunk, 10)])
-        tasks = [asyncio.create_task(batcher.submit([row(trunk, 10)])) for _ in range(2)]
+        await batcher.submit([row(shared_encoder, 10)])
+        tasks = [asyncio.create_task(batcher.submit([row(shared_encoder, 10)])) for _ in range(2)]
         await asyncio.gather(*tasks)
 
     mine = torch.get_num_threads()
@@ -154,10 +165,10 @@ def test_two_batches_at_a_time_share_the_cores():
 
 
 def test_one_bad_row_spoils_no_other():
-    trunk = Slow(0.02)
+    shared_encoder = Slow(0.02)
 
     async def work(batcher):
-        rows = [row(trunk, 4, value) for value in (1, 666, 2)]
+        rows = [row(shared_encoder, 4, value) for value in (1, 666, 2)]
         return await asyncio.gather(*(batcher.submit([each]) for each in rows), return_exceptions=True)
 
     good, bad, other = run(with_batcher(work))
@@ -166,29 +177,29 @@ def test_one_bad_row_spoils_no_other():
 
 
 def test_closing_answers_what_waits_and_refuses_the_rest():
-    trunk = Slow(0.1)
+    shared_encoder = Slow(0.1)
 
     async def work(batcher):
-        tasks = [asyncio.create_task(batcher.submit([row(trunk, 10)])) for _ in range(6)]
+        tasks = [asyncio.create_task(batcher.submit([row(shared_encoder, 10)])) for _ in range(6)]
         await asyncio.sleep(0.02)
         closing = asyncio.create_task(asyncio.to_thread(batcher.close))
         found = await asyncio.gather(*tasks)
         assert len(found) == 6
         await closing
         with pytest.raises(Overloaded):
-            await batcher.submit([row(trunk, 1)])
+            await batcher.submit([row(shared_encoder, 1)])
 
     run(with_batcher(work, budget=10))
     assert not [each for each in threading.enumerate() if each.name.startswith("bertvision-batches")]
 
 
 def test_one_client_alone_never_waits_for_company():
-    trunk = Slow(0.1)
+    shared_encoder = Slow(0.1)
 
     async def work(batcher):
         began = time.monotonic()
         for _ in range(5):
-            await batcher.submit([row(trunk, 3)])
+            await batcher.submit([row(shared_encoder, 3)])
         assert time.monotonic() - began < 9  # not even once
 
     run(with_batcher(work, linger=10.0))

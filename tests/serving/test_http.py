@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from bertvision.predictor import load_all
+from bertvision.trained_model import load_all
 from conftest import WORDS
 from serving.process import serving
 
@@ -70,7 +70,7 @@ def test_items_of_any_form_and_models_that_fit(server):
 
 def test_the_server_says_who_shares_a_pass(server, runs):
     found = json.loads(server.get("/v1/models")[1])
-    assert [len(each["models"]) for each in found["backbones"]] == [2, 1] and "2 backbones" in found["note"]
+    assert [len(each["models"]) for each in found["encoders"]] == [2, 1] and "2 backbones" in found["note"]
     assert found["models"][0]["weights"] == found["models"][1]["weights"] != found["models"][2]["weights"]
     status, both = server.ask({"items": [["who made it", "ann"]], "models": [found["models"][2]["name"]]})
     assert status == 200 and both["passes"] == 1
@@ -196,8 +196,8 @@ def test_no_other_origin_may_ask_unless_told(server, runs, tmp_path):
 
 def test_a_key_opens_every_route_but_health(runs, tmp_path):
     (tmp_path / "key").write_text("s3cret-käy\n", encoding="utf-8")
-    with serving(tmp_path, runs[0], "--key-file", tmp_path / "key") as locked:
-        assert locked.get("/livez")[0] == locked.get("/readyz")[0] == 200
+    with serving(tmp_path, runs[0], "--key-file", tmp_path / "key") as file_lock:
+        assert file_lock.get("/livez")[0] == file_lock.get("/readyz")[0] == 200
         for path in (
             "/",
             "/page/app.js",
@@ -208,19 +208,19 @@ def test_a_key_opens_every_route_but_health(runs, tmp_path):
             "/nowhere",
             "/v2/models/x",
         ):
-            status, body, headers = locked.get(path)
+            status, body, headers = file_lock.get(path)
             assert status == 401 and "error" in json.loads(body) and headers["www-authenticate"].startswith("Basic"), (
                 path
             )
-        assert locked.ask({"items": [REVIEW]})[0] == 401
+        assert file_lock.ask({"items": [REVIEW]})[0] == 401
         key = "s3cret-käy".encode()
         basic = base64.b64encode(b"anyone:" + key).decode()
         for good in (f"Basic {basic}", f"Bearer {key.decode('latin-1')}"):
-            assert locked.ask({"items": [REVIEW]}, {"Authorization": good})[0] == 200
-        assert locked.ask({"items": [REVIEW]}, {"X-API-Key": key.decode("latin-1")})[0] == 200
+            assert file_lock.ask({"items": [REVIEW]}, {"Authorization": good})[0] == 200
+        assert file_lock.ask({"items": [REVIEW]}, {"X-API-Key": key.decode("latin-1")})[0] == 200
         for bad in ("Bearer wrong", "Bearer ", "Basic !!!", "Basic", f"Bearer {key.decode('latin-1')}x", "Digest x"):
-            assert locked.ask({"items": [REVIEW]}, {"Authorization": bad})[0] == 401
-        assert "s3cret" not in locked.log_file.read_text()
+            assert file_lock.ask({"items": [REVIEW]}, {"Authorization": bad})[0] == 401
+        assert "s3cret" not in file_lock.log_file.read_text()
 
 
 def test_a_port_in_use_is_a_sentence(server, runs, tmp_path):

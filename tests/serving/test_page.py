@@ -9,7 +9,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
-from browsing import browsing, complaints, require_browser
+from browser import complaints, open_browser, require_browser
 from serving.process import serving
 
 require_browser()
@@ -19,7 +19,7 @@ PASSAGE = "the 🗼 tower in rome was made at ann very good story"
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
-    with browsing(tmp_path_factory.mktemp("profile")) as driver:
+    with open_browser(tmp_path_factory.mktemp("profile")) as driver:
         yield driver
 
 
@@ -81,8 +81,8 @@ def test_switch_task_and_see_the_bars(browser, server):
     wait(browser, lambda: shown(browser, "#result"))
     time.sleep(0.5)  # bars grow
     assert len(browser.find_elements(By.CSS_SELECTOR, "#head-answer .bars li")) == 2
-    bars = browser.find_elements(By.CSS_SELECTOR, "#head-answer .bars li")
-    for bar in bars:
+    pruning_thresholds = browser.find_elements(By.CSS_SELECTOR, "#head-answer .bars li")
+    for bar in pruning_thresholds:
         fill, track = (bar.find_element(By.CSS_SELECTOR, css).rect["width"] for css in (".fill", ".track"))
         share = float(bar.find_element(By.CSS_SELECTOR, ".number").text.removesuffix(" %")) / 100
         assert fill / track == pytest.approx(share, abs=0.02)

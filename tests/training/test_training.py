@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch import nn
 
-from bertvision.config import Optim
+from bertvision.config import TrainingConfig
 from bertvision.errors import BertVisionError
-from bertvision.heads.copies import Copies
+from bertvision.heads.head_ensemble import HeadEnsemble
 from bertvision.training import fit, loop, predict, rate
 from bertvision.types import Batch
 
 ROWS, TOKENS, WIDTH = 40, 6, 8
-OPTIM = Optim(learning_rate=1e-2, epochs=3, batch_size=8)
+OPTIM = TrainingConfig(learning_rate=1e-2, epochs=3, batch_size=8)
 
 
 class States:
@@ -63,7 +63,7 @@ def weights(model):
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
-def grades(states):
+def validation_scores(states):
     def validate(models):
         found = predict(models, states, [str(i) for i in range(ROWS)])
         labels = states.labels.numpy()
@@ -79,14 +79,14 @@ def save_always(monkeypatch):
 
 def test_learns():
     model = Probe()
-    student = fit({"a": model}, States(), loss, {"a": Optim(learning_rate=1e-2, epochs=20)})["a"]
-    assert student.losses[-1] < 0.2 < student.losses[0]
-    assert len(student.losses) == 20 and student.stopped == "finished"
+    train_state = fit({"a": model}, States(), loss, {"a": TrainingConfig(learning_rate=1e-2, epochs=20)})["a"]
+    assert train_state.losses[-1] < 0.2 < train_state.losses[0]
+    assert len(train_state.losses) == 20 and train_state.stopped == "finished"
 
 
 @pytest.mark.parametrize("schedule", ["linear", "constant"])
 def test_rate(schedule):
-    optim = Optim(learning_rate=1, epochs=4, warmup=0.5, schedule=schedule)
+    optim = TrainingConfig(learning_rate=1, epochs=4, warmup=0.5, schedule=schedule)
     rates = [rate(step, 10, optim) for step in range(40)]
     assert rates[0] == pytest.approx(0.2) and rates[4] == 1.0  # five steps of warm-up
     assert all(0 < r <= 1 for r in rates)
@@ -101,7 +101,7 @@ def test_warmup_does_not_depend_on_the_run_s_length():
     points = {}
     for epochs in (1.0, 3.0):
         model = Probe(dropout=0.1)
-        optim = Optim(learning_rate=1e-2, epochs=epochs, schedule="constant")
+        optim = TrainingConfig(learning_rate=1e-2, epochs=epochs, schedule="constant")
         fit(
             {"a": model},
             States(),
@@ -142,7 +142,7 @@ def test_two_fractions_on_one_step_are_both_kept():
 def test_accumulation_gives_the_same_gradient():
     whole, pieces = Probe(), Probe()
     fit({"a": whole}, States(), loss, {"a": OPTIM})
-    fit({"a": pieces}, States(), loss, {"a": Optim(learning_rate=1e-2, epochs=3, accumulate=3)})
+    fit({"a": pieces}, States(), loss, {"a": TrainingConfig(learning_rate=1e-2, epochs=3, accumulate=3)})
     torch.testing.assert_close(weights(whole), weights(pieces), atol=1e-5, rtol=1e-4)
 
 
@@ -171,24 +171,29 @@ def test_long_batches_of_states_are_learned_in_pieces(monkeypatch):
 def test_each_in_a_chorus_trains_as_if_alone():
     """Own rate, clipping, early stopping and dropout, whoever else sings."""
     states = States()
-    optims = {
-        "a": Optim(learning_rate=1e-2, epochs=6, patience=1),
-        "b": Optim(learning_rate=3e-3, epochs=4, clip=0.05),
-        "c": Optim(learning_rate=1e-3, epochs=2),
+    configs = {
+        "a": TrainingConfig(learning_rate=1e-2, epochs=6, patience=1),
+        "b": TrainingConfig(learning_rate=3e-3, epochs=4, clip=0.05),
+        "c": TrainingConfig(learning_rate=1e-3, epochs=2),
     }
     make = {"a": lambda: Probe(0.3, 1), "b": lambda: Probe(0.0, 2), "c": lambda: Probe(0.1, 3)}
-    together = fit({n: m() for n, m in make.items()}, states, loss, optims, validate=grades(states), seed=5)
+    together = fit({n: m() for n, m in make.items()}, states, loss, configs, validate=validation_scores(states), seed=5)
     for name, build in make.items():
-        alone = fit({name: build()}, states, loss, {name: optims[name]}, validate=grades(states), seed=5)[name]
+        alone = fit({name: build()}, states, loss, {name: configs[name]}, validate=validation_scores(states), seed=5)[
+            name
+        ]
         assert torch.equal(weights(together[name].model), weights(alone.model))
-        assert together[name].grades == alone.grades and together[name].best_epoch == alone.best_epoch
+        assert (
+            together[name].validation_scores == alone.validation_scores
+            and together[name].best_epoch == alone.best_epoch
+        )
 
 
 def test_a_model_that_answers_several_times_learns_from_each_answer():
-    optim = Optim(learning_rate=1e-2, epochs=2, clip=0.0)
-    copies = Copies([Probe(seed=1), Probe(seed=2)])
+    optim = TrainingConfig(learning_rate=1e-2, epochs=2, clip=0.0)
+    copies = HeadEnsemble([Probe(seed=1), Probe(seed=2)])
     fit({"a": copies}, States(), loss, {"a": optim})
-    for seed, copy in zip((1, 2), copies.copies, strict=True):
+    for seed, copy in zip((1, 2), copies.members, strict=True):
         alone = Probe(seed=seed)
         fit({"a": alone}, States(), loss, {"a": optim})
         torch.testing.assert_close(weights(copy), weights(alone), atol=1e-4, rtol=1e-3)
@@ -203,11 +208,17 @@ def test_best_epoch_is_kept():
         kept[value] = weights(models["a"])
         return {"a": (value, 0.0)}
 
-    student = fit(
-        {"a": Probe()}, States(), loss, {"a": Optim(learning_rate=1e-2, epochs=9, patience=2)}, validate=validate
+    train_state = fit(
+        {"a": Probe()},
+        States(),
+        loss,
+        {"a": TrainingConfig(learning_rate=1e-2, epochs=9, patience=2)},
+        validate=validate,
     )["a"]
-    assert student.best_epoch == 2 and len(student.grades) == 4 and "no better" in student.stopped
-    assert torch.equal(weights(student.model), kept[0.9])
+    assert (
+        train_state.best_epoch == 2 and len(train_state.validation_scores) == 4 and "no better" in train_state.stopped
+    )
+    assert torch.equal(weights(train_state.model), kept[0.9])
 
 
 def test_a_diverging_model_is_dropped_the_others_go_on():
@@ -217,15 +228,15 @@ def test_a_diverging_model_is_dropped_the_others_go_on():
 
     said = []
     states = States()
-    students = fit(
+    train_states = fit(
         {"bad": Bad(), "good": Probe()},
         states,
         loss,
         {"bad": OPTIM, "good": OPTIM},
-        validate=grades(states),
+        validate=validation_scores(states),
         notify=said.append,
     )
-    assert students["bad"].failed and not students["good"].failed and len(students["good"].losses) == 3
+    assert train_states["bad"].failed and not train_states["good"].failed and len(train_states["good"].losses) == 3
     assert len(said) == 1 and "bad is dropped" in said[0]
 
 
@@ -236,8 +247,10 @@ def test_resumed_equals_undisturbed(tmp_path, monkeypatch, die_at):
 
     def train(states, resume=None):
         models = {"a": Probe(0.2, 1), "b": Probe(0.0, 2)}
-        optims = {"a": Optim(learning_rate=1e-2, epochs=3, patience=1), "b": OPTIM}
-        return fit(models, states, loss, optims, validate=grades(checker), resume=resume, fingerprint="x", seed=3)
+        configs = {"a": TrainingConfig(learning_rate=1e-2, epochs=3, patience=1), "b": OPTIM}
+        return fit(
+            models, states, loss, configs, validate=validation_scores(checker), resume=resume, fingerprint="x", seed=3
+        )
 
     calm = train(States())
     file = tmp_path / "resume.safetensors"
@@ -248,7 +261,10 @@ def test_resumed_equals_undisturbed(tmp_path, monkeypatch, die_at):
     assert again.served < States().__len__() * 3  # what was done before is not repeated
     for name in calm:
         assert torch.equal(weights(calm[name].model), weights(resumed[name].model))
-        assert calm[name].losses == resumed[name].losses and calm[name].grades == resumed[name].grades
+        assert (
+            calm[name].losses == resumed[name].losses
+            and calm[name].validation_scores == resumed[name].validation_scores
+        )
 
 
 def test_another_run_s_state_is_refused(tmp_path, monkeypatch):
@@ -279,7 +295,9 @@ def test_saving_is_spaced_by_its_cost(tmp_path, monkeypatch):
         now[0] += 5.0
         return loss(*given)
 
-    fit({"a": Probe()}, States(), slow_loss, {"a": Optim(learning_rate=1e-3, epochs=60)}, resume=tmp_path / "r")
+    fit(
+        {"a": Probe()}, States(), slow_loss, {"a": TrainingConfig(learning_rate=1e-3, epochs=60)}, resume=tmp_path / "r"
+    )
     gaps = np.diff(saves)
     assert saves[0] <= 30 and len(saves) > 5
     assert (4.0 / gaps <= 0.05).all()
@@ -327,13 +345,17 @@ def test_state_holds_no_pickle(tmp_path, monkeypatch):
 def test_what_is_not_graded_stops_there():
     states, models = States(), {"a": Probe(), "b": Probe(seed=1)}
 
-    def validate(students):
-        found = grades(states)(students)
-        return {name: grade for name, grade in found.items() if name == "a" or len(seen) == 0 and not seen.append(1)}
+    def validate(train_states):
+        found = validation_scores(states)(train_states)
+        return {
+            name: validation_score
+            for name, validation_score in found.items()
+            if name == "a" or len(seen) == 0 and not seen.append(1)
+        }
 
     seen: list[int] = []
-    students = fit(models, states, loss, dict.fromkeys(models, OPTIM), validate=validate)
-    assert len(students["a"].grades) == 3 and students["a"].stopped == "finished"
-    assert len(students["b"].grades) == 1 and students["b"].stopped == "given up"
-    alone = fit({"a": Probe()}, States(), loss, {"a": OPTIM}, validate=grades(states))["a"]
-    assert torch.equal(weights(alone.model), weights(students["a"].model))
+    train_states = fit(models, states, loss, dict.fromkeys(models, OPTIM), validate=validate)
+    assert len(train_states["a"].validation_scores) == 3 and train_states["a"].stopped == "finished"
+    assert len(train_states["b"].validation_scores) == 1 and train_states["b"].stopped == "given up"
+    alone = fit({"a": Probe()}, States(), loss, {"a": OPTIM}, validate=validation_scores(states))["a"]
+    assert torch.equal(weights(alone.model), weights(train_states["a"].model))

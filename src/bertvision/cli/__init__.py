@@ -5,7 +5,7 @@ import sys
 
 import typer
 
-from bertvision.cli import answering, listings, searching, stores, studying, work
+from bertvision.cli import inference, listings, search, stores, studies, training
 from bertvision.errors import BertVisionError
 from bertvision.progress import SPEAKS
 
@@ -17,11 +17,11 @@ app = typer.Typer(
     rich_markup_mode="rich",
     help="Fine-tune an encoder for a fraction of an epoch, read all its layers, train a tiny head on them.",
 )
-work.register(app)
-answering.register(app)
+training.register(app)
+inference.register(app)
 stores.register(app)
-searching.register(app)
-studying.register(app)
+search.register(app)
+studies.register(app)
 listings.register(app)
 
 

@@ -5,14 +5,14 @@ from typing import Annotated
 
 import typer
 
-from bertvision.cli import show
-from bertvision.cli.work import Json, Root
+from bertvision.cli import output
+from bertvision.cli.training import Json, Root
 from bertvision.errors import BertVisionError
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to `app`."""
-    for command in (tasks, heads, backbones, presets):
+    for command in (tasks, heads, encoders, presets):
         app.command()(command)
     inner = typer.Typer(no_args_is_help=True, help="Look at finished runs.")
     inner.command("list")(list_runs)
@@ -41,12 +41,12 @@ def tasks(as_json: Json = False) -> None:
         for task in TASKS.values()
     ]
     if as_json:
-        show.as_json(rows)
+        output.as_json(rows)
         return
     for row in rows:
         row["metrics"], row["sources"] = ", ".join(row["metrics"]), ", ".join(row["sources"])
         del row["per_token"]
-    show.table(rows, numbers=("outputs", "max_tokens"))
+    output.table(rows, numbers=("outputs", "max_tokens"))
     print("Your own data: bertvision run --train-file FILE --text COLUMN --label COLUMN")
 
 
@@ -63,9 +63,9 @@ def heads(
     Example: bertvision heads --tokens 128 --width 384 --layers 7 --outputs 2 --no-per-token
     """
     from bertvision.heads import HEADS, count
-    from bertvision.types import Shape
+    from bertvision.types import HeadShape
 
-    shape = Shape(layers=layers, tokens=tokens, width=width, outputs=outputs, per_token=per_token)
+    shape = HeadShape(layers=layers, tokens=tokens, width=width, outputs=outputs, per_token=per_token)
     rows = []
     for name, row in HEADS.items():
         held, trained = count(name, shape)
@@ -73,21 +73,25 @@ def heads(
             {"head": name, "parameters": held, "trainable": trained, "summary": row.summary, "paper": row.paper}
         )
     if as_json:
-        show.as_json(rows)
+        output.as_json(rows)
         return
     for row in rows:
         row["parameters"], row["trainable"] = f"{row['parameters']:,}", f"{row['trainable']:,}"
-    show.table(rows, numbers=("parameters", "trainable"))
-    print("Options: gather=cls|mean|max|attention|all, size=64, layers=all|last|last4|every2|0,6,12, dropout=0.1,")
-    print("         pooled=true, copies=3; for pairs also gather=max+compare+align, texts=together|apart|both")
+    output.table(rows, numbers=("parameters", "trainable"))
+    print(
+        "Options: token_pooling=cls|mean|max|attention|all, size=64, layers=all|last|last4|every2|0,6,12, dropout=0.1,"
+    )
+    print(
+        "         pooler_output=true, members=3; for pairs also token_pooling=max+compare+align, encoding=cross|apart|both"
+    )
 
 
-def backbones(as_json: Json = False) -> None:
+def encoders(as_json: Json = False) -> None:
     """List backbones by alias; any other Hub name or directory of an encoder works as well.
 
-    Example: bertvision backbones
+    Example: bertvision encoders
     """
-    from bertvision.backbones import BACKBONES
+    from bertvision.encoders import ENCODERS
 
     rows = [
         {
@@ -99,13 +103,13 @@ def backbones(as_json: Json = False) -> None:
             "hub": known.hub,
             "note": known.note,
         }
-        for name, known in BACKBONES.items()
+        for name, known in ENCODERS.items()
     ]
     if as_json:
-        show.as_json(rows)
+        output.as_json(rows)
         return
     rows = [row | {"parameters": f"{row['parameters']:,}"} for row in rows]
-    show.table(rows, numbers=("layers", "width", "parameters"))
+    output.table(rows, numbers=("layers", "width", "parameters"))
 
 
 def presets(
@@ -120,10 +124,10 @@ def presets(
 
     if name:
         experiment = config.preset(name)
-        show.as_json(experiment.to_dict()) if as_json else print(experiment.to_toml(), end="")
+        output.as_json(experiment.to_dict()) if as_json else print(experiment.to_toml(), end="")
         return
     if as_json:
-        show.as_json(config.presets())
+        output.as_json(config.presets())
         return
     rows = []
     for each in config.presets():
@@ -132,7 +136,7 @@ def presets(
         row |= {"BERT rate": f"{made.finetune.learning_rate:g}", "BERT batch": made.finetune.batch_size}
         row |= {"head rate": f"{made.train.learning_rate:g}" if made.heads else "-", "seed": made.seed}
         rows.append(row)
-    show.table(rows, numbers=("tokens", "BERT rate", "BERT batch", "head rate", "seed"))
+    output.table(rows, numbers=("tokens", "BERT rate", "BERT batch", "head rate", "seed"))
     print("bertvision run --preset NAME; BERT alone: bertvision finetune --preset NAME")
 
 
@@ -157,9 +161,9 @@ def list_runs(root: Root = Path("runs"), as_json: Json = False) -> None:
         for run in find_runs(root)
     ]
     if as_json:
-        show.as_json(rows)
+        output.as_json(rows)
     elif rows:
-        show.table([row | {"score": f"{row['score']:.2f}"} for row in rows], numbers=("fraction", "seed", "score"))
+        output.table([row | {"score": f"{row['score']:.2f}"} for row in rows], numbers=("fraction", "seed", "score"))
     else:
         print(f"No finished runs in {root}. `bertvision demo` makes some.")
 
@@ -173,7 +177,7 @@ def show_run(run: Annotated[Path, typer.Argument(help="Directory of a finished r
 
     found = open_run(run)
     if as_json:
-        show.as_json({"experiment": found.experiment, "metrics": found.metrics})
+        output.as_json({"experiment": found.experiment, "metrics": found.metrics})
         return
     metrics = found.metrics
     lines = {
@@ -203,13 +207,13 @@ def compare_runs(
     """
     from bertvision.runs import open_run
     from bertvision.statistics import Pair, compare
-    from bertvision.tasks import restore
+    from bertvision.tasks import task_from_dict
 
     found = [open_run(path) for path in runs]
     if len(found) < 2:
         raise BertVisionError("Comparing needs at least two runs.")
     first = found[0]
-    task = restore(first.experiment["task"])
+    task = task_from_dict(first.experiment["task"])
     rows = []
     for run in found:
         if run.predictions().ids != first.predictions().ids:
@@ -228,9 +232,9 @@ def compare_runs(
             }
         )
     if as_json:
-        show.as_json(rows)
+        output.as_json(rows)
         return
     for row in rows:
         row["95 % of it"] = "{:.2f} to {:.2f}".format(*row["95 % of it"])
         row["parameters"] = f"{row['parameters']:,}"
-    show.table(rows, numbers=[name for name in rows[0] if name != "name"])
+    output.table(rows, numbers=[name for name in rows[0] if name != "name"])

@@ -16,15 +16,19 @@ from bertvision.errors import BertVisionError
 # Flag -> (setting, type, help). A flag left out leaves the setting as the file or the default has it.
 FLAGS: dict[str, tuple[str, type, str]] = {
     "task": ("task", str, "Task of `bertvision tasks`; with --train-file, a name for your own."),
-    "backbone": ("backbone", str, "Alias of `bertvision backbones`, Hub name, or directory."),
+    "encoder": ("encoder", str, "Alias of `bertvision encoders`, Hub name, or directory."),
     "fractions": ("fractions", str, "Epochs of fine-tuning to save and score, e.g. 0,0.3,1."),
-    "through": ("through", str, "Head that fine-tuning goes through beside BERT's own; last: BERT's own alone."),
+    "auxiliary_head": (
+        "auxiliary_head",
+        str,
+        "Head that fine-tuning goes through beside BERT's own; last: BERT's own alone.",
+    ),
     "frozen": ("frozen", int, "Lowest layers, embeddings first, that fine-tuning leaves as they are."),
-    "at": ("read_at", str, "Fractions at which heads are trained, e.g. 0.3."),
-    "heads": ("heads", str, "Heads to train, e.g. 'learned,adapter:size=64,gather=max', 'adapter*' or all."),
-    "activations": ("activations", str, "Where hidden states come from: auto, memory, stream or store."),
-    "states_type": ("states.type", str, "How stores hold them: float32, float16, bfloat16, int8 or int4."),
-    "states": ("states.directory", str, "Where stores are, if not with the backbone they were made from."),
+    "at": ("head_fractions", str, "Fractions at which heads are trained, e.g. 0.3."),
+    "heads": ("heads", str, "Heads to train, e.g. 'learned,adapter:size=64,token_pooling=max', 'adapter*' or all."),
+    "states": ("states", str, "Where hidden states come from: auto, memory, stream or store."),
+    "store_dtype": ("store.dtype", str, "How stores hold them: float32, float16, bfloat16, int8 or int4."),
+    "store_dir": ("store.directory", str, "Where stores are, if not with the backbone they were made from."),
     "seed": ("seed", int, "Seed of fine-tuning and of heads."),
     "limit": ("data.limit", int, "Train on this many rows drawn at random (0: all)."),
     "limit_dev": ("data.limit_dev", int, "Score this many rows drawn at random (0: all)."),
@@ -74,9 +78,9 @@ def experiment_flags(command: Callable[..., None]) -> Callable[..., None]:
         file, settings, preset = given.pop("config_file"), given.pop("settings"), given.pop("preset")
         if "experiments" in own:
             several = config.load_several(file, preset or "")
-            command([(lay_over(each, flags, settings or []), study) for each, study in several], **given)
+            command([(apply_overrides(each, flags, settings or []), study) for each, study in several], **given)
         else:
-            command(lay_over(config.load(file, name=preset or ""), flags, settings or []), **given)
+            command(apply_overrides(config.load(file, name=preset or ""), flags, settings or []), **given)
 
     rest = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for n, p in own.items() if not n.startswith("experiment")]
     words = [p for p in rest if any(isinstance(each, ArgumentInfo) for each in get_args(p.annotation))]
@@ -87,7 +91,7 @@ def experiment_flags(command: Callable[..., None]) -> Callable[..., None]:
     return wrapped
 
 
-def lay_over(experiment: Experiment, flags: dict[str, Any], settings: list[str]) -> Experiment:
+def apply_overrides(experiment: Experiment, flags: dict[str, Any], settings: list[str]) -> Experiment:
     """Lay flags and --set over an experiment."""
     from bertvision import heads  # torch comes with it, which --help need not wait for
 

@@ -5,21 +5,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bertvision.cli import show
+from bertvision.cli import output
 from bertvision.cli.options import experiment_flags
-from bertvision.cli.work import Cluster, Json, Root
+from bertvision.cli.training import Cluster, Json, Root
 from bertvision.config import Experiment
 from bertvision.errors import BertVisionError
+from bertvision.lab import extraction
 
 if TYPE_CHECKING:
-    from bertvision.activations import Store
-    from bertvision.types import View
+    from bertvision.states import Store
+    from bertvision.types import StateView
 
 Where = Annotated[Path, typer.Argument(help="Directory of a store.")]
 Type = Annotated[str, typer.Option(help="float32, float16, bfloat16, int8 or int4.", show_default=False)]
 Layers = Annotated[str, typer.Option(help="all, last, last4, every2, 0,6,12 or 2-5; 0 is the embedding output.")]
 Texts = Annotated[str, typer.Option(help="How pairs are read: together, apart or both (default for pairs).")]
-Pooled = Annotated[bool, typer.Option("--pooled", help="Also BERT's pooled [CLS] (sentence tasks).")]
+Pooled = Annotated[bool, typer.Option("--pooler-output", help="Also BERT's pooled [CLS] (sentence tasks).")]
 First = Annotated[bool, typer.Option("--first", help="Only the first token, [CLS], of every row.")]
 
 
@@ -47,14 +48,13 @@ def extract(
 ) -> None:
     """Write the hidden states of a fine-tuned backbone to disk; fine-tunes it first if need be.
 
-    Example: bertvision extract --task stsb --limit 1000 --at 0.3 --states-type int8
+    Example: bertvision extract --task stsb --limit 1000 --at 0.3 --store-dtype int8
     """
-    from bertvision import pipeline
     from bertvision.progress import say
 
     made = []
     options: dict[str, Any] = {"first": first, "pooled": pooled, "texts": texts, "address": address, "notify": say}
-    for store in pipeline.extract(experiment, root, _splits(splits), layers, **options):
+    for store in extraction.extract(experiment, root, _splits(splits), layers, **options):
         made.append(_describe(store))
     _print(made, as_json)
 
@@ -70,19 +70,18 @@ def estimate(
 ) -> None:
     """Say how large stores would be in every type, before anything is computed.
 
-    Example: bertvision store estimate --task squad2 --backbone bert-large-uncased
+    Example: bertvision store estimate --task squad2 --encoder bert-large-uncased
     """
-    from bertvision import pipeline
 
-    found = pipeline.estimate(experiment, _splits(splits), layers, first=first, pooled=pooled, texts=texts)
+    found = extraction.estimate(experiment, _splits(splits), layers, first=first, pooled=pooled, texts=texts)
     if as_json:
-        show.as_json(found)
+        output.as_json(found)
         return
     rows = [
         {"type": name, "size": _size(size), "of padded float32": f"1/{found['padded_float32'] / size:.1f}"}
         for name, size in found["bytes"].items()
     ]
-    show.table(rows, numbers=("size", "of padded float32"))
+    output.table(rows, numbers=("size", "of padded float32"))
     print(
         f"{found['rows']:,} rows, {found['tokens']:,} tokens; padded to {found['max_tokens']}, float32 would take "
         f"{_size(found['padded_float32'])}."
@@ -94,11 +93,11 @@ def info(store: Where, as_json: Json = False) -> None:
 
     Example: bertvision store info runs/stsb/minilm/0a1b2c3d/0.3/states/train-int8-4e5f6a7b
     """
-    from bertvision.activations import Store
+    from bertvision.states import Store
 
     described = _describe(Store(store))
     if as_json:
-        show.as_json(described)
+        output.as_json(described)
         return
     for key, value in described.items():
         print(f"{key:12} {_worded(key, value)}")
@@ -109,8 +108,8 @@ def verify(store: Where, as_json: Json = False) -> None:
 
     Example: bertvision store verify runs/stsb/minilm/0a1b2c3d/0.3/states/train-int8-4e5f6a7b
     """
-    from bertvision.activations import Store
     from bertvision.progress import bar
+    from bertvision.states import Store
 
     opened, wrong = Store(store), []
     with bar("verify", total=opened.rows) as advance:
@@ -118,7 +117,7 @@ def verify(store: Where, as_json: Json = False) -> None:
             wrong += found
             advance(rows)
     if as_json:
-        show.as_json({"store": str(store), "rows": opened.rows, "problems": wrong})
+        output.as_json({"store": str(store), "rows": opened.rows, "problems": wrong})
     elif not wrong:
         print(f"{opened.rows:,} rows, {_size(opened.layout.bytes)}: all sound.")
     if wrong:
@@ -130,7 +129,7 @@ def list_stores(root: Root = Path("runs"), as_json: Json = False) -> None:
 
     Example: bertvision store list --runs runs
     """
-    from bertvision.activations import Store, find_stores
+    from bertvision.states import Store, find_stores
 
     finished, unfinished = find_stores(root)
     rows, damaged = [], []
@@ -140,7 +139,7 @@ def list_stores(root: Root = Path("runs"), as_json: Json = False) -> None:
         except BertVisionError as error:
             damaged.append(str(error))
     if as_json:
-        show.as_json({"stores": rows, "unfinished": [str(path) for path in unfinished], "damaged": damaged})
+        output.as_json({"stores": rows, "unfinished": [str(path) for path in unfinished], "damaged": damaged})
         return
     if rows:
         _print(rows, as_json)
@@ -164,8 +163,8 @@ def convert(
 
     Example: bertvision store convert states/train states/train-int4 --type int4 --layers last4
     """
-    from bertvision.activations import Store
-    from bertvision.activations import convert as make_smaller
+    from bertvision.states import Store
+    from bertvision.states import convert as make_smaller
 
     source = Store(store)
     made = make_smaller(source, target, type=type, view=_view(source, layers, first))
@@ -177,11 +176,11 @@ def remove(store: Where, as_json: Json = False) -> None:
 
     Example: bertvision store remove runs/stsb/minilm/0a1b2c3d/0.3/states/train-int8-4e5f6a7b
     """
-    from bertvision.activations import remove_store
+    from bertvision.states import remove_store
 
     freed = remove_store(store)
     if as_json:
-        show.as_json({"removed": str(store), "bytes": freed})
+        output.as_json({"removed": str(store), "bytes": freed})
         return
     print(f"Removed {store}: {_size(freed)}.")
 
@@ -197,7 +196,7 @@ def _splits(text: str) -> list[str]:
     return names
 
 
-def _view(source: "Store", layers: str, first: bool) -> "View":
+def _view(source: "Store", layers: str, first: bool) -> "StateView":
     """Read --layers against the layers a store has: names count the backbone's layers."""
     from dataclasses import replace
 
@@ -242,7 +241,7 @@ def _worded(key: str, value: Any) -> str:
 
 def _print(described: list[dict[str, Any]], as_json: bool) -> None:
     if as_json:
-        show.as_json(described)
+        output.as_json(described)
         return
     rows = [
         {
@@ -257,7 +256,7 @@ def _print(described: list[dict[str, Any]], as_json: bool) -> None:
         }
         for each in described
     ]
-    show.table(rows, numbers=("rows", "tokens", "layers", "size"))
+    output.table(rows, numbers=("rows", "tokens", "layers", "size"))
 
 
 def _size(count: int) -> str:

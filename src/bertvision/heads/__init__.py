@@ -8,47 +8,47 @@ import torch
 from torch import nn
 
 from bertvision.errors import BertVisionError
-from bertvision.heads.copies import Copies
-from bertvision.heads.gathers import GATHERS
-from bertvision.heads.head import Head, Last, Select
-from bertvision.heads.layers import select_layers
-from bertvision.heads.specs import TEXTS, canonical, expand, last_layer_only, options_of, parse, reads_apart
-from bertvision.heads.table import DEFAULTS, HEADS, RATES, THROUGH
-from bertvision.types import Shape, View
+from bertvision.heads.config import ENCODINGS, canonical, expand, last_layer_only, options_of, parse, uses_bi_encoding
+from bertvision.heads.head import BertHead, Head, LayerSelect
+from bertvision.heads.head_ensemble import HeadEnsemble
+from bertvision.heads.layer_selection import select_layers
+from bertvision.heads.table import AUXILIARY_HEADS, DEFAULT_HEADS, DEFAULT_LEARNING_RATES, HEADS
+from bertvision.heads.token_pooling import TOKEN_POOLINGS
+from bertvision.types import HeadShape, StateView
 
 __all__ = [
-    "DEFAULTS",
+    "DEFAULT_HEADS",
     "HEADS",
-    "RATES",
-    "THROUGH",
-    "GATHERS",
-    "TEXTS",
+    "DEFAULT_LEARNING_RATES",
+    "AUXILIARY_HEADS",
+    "TOKEN_POOLINGS",
+    "ENCODINGS",
     "Head",
-    "Last",
-    "Select",
+    "BertHead",
+    "LayerSelect",
     "build_for",
     "build_head",
     "canonical",
     "count",
     "expand",
     "last_layer_only",
-    "learns_in",
-    "look_through",
+    "training_dtype",
+    "select_from_view",
     "options_of",
     "parse",
-    "reads_apart",
+    "uses_bi_encoding",
     "select_layers",
-    "train_in",
+    "set_training_precision",
     "view_of",
 ]
 
 
-def build_head(spec: str, shape: Shape) -> nn.Module:
+def build_head(spec: str, shape: HeadShape) -> nn.Module:
     """Build the head that `spec` names, sized for `shape`."""
     name, options = parse(spec)
     readings = _readings(options, shape)
-    pooled, copies = options.pop("pooled", False), options.pop("copies", 1)
-    for used in ("layers", "texts"):
+    pooled, members = options.pop("pooler_output", False), options.pop("members", 1)
+    for used in ("layers", "encoding"):
         options.pop(used, None)
     if pooled and not shape.pooled:
         raise BertVisionError(f"Head {spec!r} wants BERT's pooled [CLS], which exists for sentence tasks only.")
@@ -57,21 +57,21 @@ def build_head(spec: str, shape: Shape) -> nn.Module:
     heads = []
     for chosen in readings:
         seen = replace(shape, layers=len(chosen), pooled=pooled, apart=False)
-        made = [HEADS[name].build(seen, **options) for _ in range(copies)]
-        head = made[0] if copies == 1 else Copies(made)
-        heads.append(head if chosen == shape.numbers else Select(head, chosen, shape.numbers))
-    return heads[0] if len(heads) == 1 else Copies(heads)
+        made = [HEADS[name].build(seen, **options) for _ in range(members)]
+        head = made[0] if members == 1 else HeadEnsemble(made)
+        heads.append(head if chosen == shape.numbers else LayerSelect(head, chosen, shape.numbers))
+    return heads[0] if len(heads) == 1 else HeadEnsemble(heads)
 
 
-def _readings(options: Mapping[str, Any], shape: Shape) -> list[list[int]]:
+def _readings(options: Mapping[str, Any], shape: HeadShape) -> list[list[int]]:
     """Return the numbers of the layers that a head reads, for each way in which it has the texts read."""
     chosen = select_layers(options.get("layers", "all"), shape.own_layers)
-    apart = [number - shape.own_layers for number in chosen]
-    together = [*chosen, shape.own_layers] if options.get("pooled") else chosen
-    return {"together": [together], "apart": [apart], "both": [together, apart]}[options.get("texts", "together")]
+    bi = [number - shape.own_layers for number in chosen]
+    cross = [*chosen, shape.own_layers] if options.get("pooler_output") else chosen
+    return {"cross": [cross], "bi": [bi], "both": [cross, bi]}[options.get("encoding", "cross")]
 
 
-def train_in(precision: str, head: nn.Module) -> nn.Module:
+def set_training_precision(precision: str, head: nn.Module) -> nn.Module:
     """Let a head learn with products of this precision, where it is bfloat16; it answers in float32 in any case."""
     for part in head.modules():
         if isinstance(part, Head):
@@ -79,37 +79,37 @@ def train_in(precision: str, head: nn.Module) -> nn.Module:
     return head
 
 
-def learns_in(models: Iterable[nn.Module]) -> torch.dtype:
+def training_dtype(models: Iterable[nn.Module]) -> torch.dtype:
     """The type of states that these heads learn from: float32 unless all of them round to bfloat16 anyway."""
     return torch.bfloat16 if all(model.halved for model in models) else torch.float32
 
 
-def build_for(spec: str, shape: Shape, view: View) -> nn.Module:
+def build_for(spec: str, shape: HeadShape, view: StateView) -> nn.Module:
     """Build a head that finds its layers in states which are a view of all of them."""
-    return look_through(build_head(spec, shape), view, shape.own_layers)
+    return select_from_view(build_head(spec, shape), view, shape.own_layers)
 
 
-def look_through(head: nn.Module, view: View, layers: int) -> nn.Module:
+def select_from_view(head: nn.Module, view: StateView, layers: int) -> nn.Module:
     """Let a head find its layers in states that are a view of a backbone with so many."""
     for part in head.modules():
-        if isinstance(part, Select):
+        if isinstance(part, LayerSelect):
             part.through(view, layers)
     return head
 
 
-def view_of(specs: Iterable[str], shape: Shape) -> View:
+def view_of(specs: Iterable[str], shape: HeadShape) -> StateView:
     """Return the part of the states that these heads, and BERT's own, read between them."""
     layers, pooled, first = {shape.own_layers - 1}, False, not shape.per_token
     for spec in specs:
         options = parse(spec)[1]
         layers |= {number for each in _readings(options, shape) for number in each if number < shape.own_layers}
-        pooled |= options.get("pooled", False)
+        pooled |= options.get("pooler_output", False)
         with torch.device("meta"):
             first = first and bool(build_head(spec, shape).reads_first)
-    return View(layers=tuple(sorted(layers)), pooled=pooled, first=first)
+    return StateView(layers=tuple(sorted(layers)), pooled=pooled, first=first)
 
 
-def count(spec: str, shape: Shape) -> tuple[int, int]:
+def count(spec: str, shape: HeadShape) -> tuple[int, int]:
     """Count the numbers a head holds at `shape`, and those it trains; batch norm keeps statistics beside."""
     with torch.device("meta"):
         head = build_head(spec, shape)

@@ -7,18 +7,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bertvision.heads.gathers import First, make_gather
-from bertvision.types import Shape, View
+from bertvision.heads.token_pooling import ClsPooling, build_token_pooling
+from bertvision.types import HeadShape, StateView
 
 
 class Head(nn.Module):
     """Turn the hidden states of every layer into logits.
 
-    adapt   (B, L, T, W) -> (B, L, T, A)    narrow each layer; optional
-    pool    (B, L, T, A) -> (B, T, F)       merge the layers; the part under study
+    adapter   (B, L, T, W) -> (B, L, T, A)    narrow each layer; optional
+    layer_pooling    (B, L, T, A) -> (B, T, F)       merge the layers; the part under study
     skip    (B, T, F)    -> (B, T, F + W)   put the last layer back; optional
     gather  (B, T, F)    -> (B, F)          merge the tokens; sentence tasks only
-    read    (B, .., F)   -> (B, .., C)
+    classifier    (B, .., F)   -> (B, .., C)
     """
 
     halved = False
@@ -26,24 +26,24 @@ class Head(nn.Module):
 
     def __init__(
         self,
-        shape: Shape,
-        pool: nn.Module,
+        shape: HeadShape,
+        layer_pooling: nn.Module,
         *,
-        adapt: nn.Module | None = None,
+        adapter: nn.Module | None = None,
         skip: bool = False,
-        gather: str = "cls",
+        token_pooling: str = "cls",
         dropout: float = 0.0,
     ):
         super().__init__()
         self.shape = shape
-        self.adapt = adapt or nn.Identity()
-        self.pool = pool
+        self.adapter = adapter or nn.Identity()
+        self.layer_pooling = layer_pooling
         self.skip = skip
         features = self._features()
-        made = make_gather(gather, shape, features)  # for spans too: a misspelt option is a mistake
-        self.gather = nn.Identity() if shape.per_token else made
+        made = build_token_pooling(token_pooling, shape, features)  # for spans too: a misspelt option is a mistake
+        self.token_pooling = nn.Identity() if shape.per_token else made
         self.dropout = nn.Dropout(dropout)
-        self.read = nn.Linear(self._gathered(features), shape.outputs)
+        self.classifier = nn.Linear(self._gathered(features), shape.outputs)
 
     def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
         """Read hidden states: (B, L, T, W), mask (B, T) of 0, 1 and, in pairs, 2 -> (B, T, C) or (B, C)"""
@@ -52,11 +52,11 @@ class Head(nn.Module):
         hidden = self.take(hidden)
         with self.products(hidden):
             x = self._represent(hidden, mask > 0)
-        return self.read(self.dropout(self.gathered(x.to(self.read.weight.dtype), mask)))
+        return self.classifier(self.dropout(self.pool_tokens(x.to(self.classifier.weight.dtype), mask)))
 
-    def gathered(self, x: Tensor, mask: Tensor) -> Tensor:
+    def pool_tokens(self, x: Tensor, mask: Tensor) -> Tensor:
         """Merge the tokens, if it is for sentences."""
-        return x if self.shape.per_token else self.gather(x, mask)
+        return x if self.shape.per_token else self.token_pooling(x, mask)
 
     def products(self, hidden: Tensor) -> AbstractContextManager[Any]:
         """Multiply as `halved` says."""
@@ -64,20 +64,20 @@ class Head(nn.Module):
 
     def take(self, hidden: Tensor) -> Tensor:
         """Return the states in the type that it computes in."""
-        return hidden.to(torch.bfloat16 if self.halved and self.training else self.read.weight.dtype)
+        return hidden.to(torch.bfloat16 if self.halved and self.training else self.classifier.weight.dtype)
 
     @property
     def reads_first(self) -> bool:
         """Whether [CLS] is all that it looks at."""
-        return isinstance(self.gather, First) and not getattr(self.pool, "mixes_tokens", False)
+        return isinstance(self.token_pooling, ClsPooling) and not getattr(self.layer_pooling, "mixes_tokens", False)
 
     def _represent(self, hidden: Tensor, mask: Tensor) -> Tensor:
-        x = self.pool(self.adapt(hidden), mask)
+        x = self.layer_pooling(self.adapter(hidden), mask)
         return torch.cat([x, hidden[:, -1]], dim=-1) if self.skip else x
 
     @torch.no_grad()
     def _features(self) -> int:
-        """Measure F with a probe of one token, so that no pool has to compute it."""
+        """Measure F with a probe of one token, so that no layer_pooling has to compute it."""
         self.eval()  # the probe must not move batch-norm statistics
         probe = torch.zeros(1, self.shape.layers, 1, self.shape.width)
         features = self._represent(probe, torch.ones(1, 1, dtype=torch.bool)).shape[-1]
@@ -89,21 +89,21 @@ class Head(nn.Module):
         """How many features leave the gather when `features` enter it."""
         if self.shape.per_token:
             return features
-        return self.gather(torch.zeros(1, 1, features), torch.ones(1, 1, dtype=torch.bool)).shape[-1]
+        return self.token_pooling(torch.zeros(1, 1, features), torch.ones(1, 1, dtype=torch.bool)).shape[-1]
 
 
-class Last(nn.Module):
+class BertHead(nn.Module):
     """BERT's own head: last layer -> linear; for sentences [CLS] -> pooler -> tanh -> linear."""
 
     halved = False
 
-    def __init__(self, shape: Shape, *, dropout: float = 0.1):
+    def __init__(self, shape: HeadShape, *, dropout: float = 0.1):
         super().__init__()
         self.shape = shape
         if not shape.per_token:
             self.pooler = nn.Linear(shape.width, shape.width)
             self.dropout = nn.Dropout(dropout)
-        self.read = nn.Linear(shape.width, shape.outputs)
+        self.classifier = nn.Linear(shape.width, shape.outputs)
         for layer in self.children():
             if isinstance(layer, nn.Linear):
                 nn.init.normal_(layer.weight, std=0.02)  # BERT's initializer
@@ -111,22 +111,22 @@ class Last(nn.Module):
 
     def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
         """Read the last layer: (B, L, T, W) -> (B, T, C) or (B, C)"""
-        last = hidden[:, -1].to(self.read.weight.dtype)
+        last = hidden[:, -1].to(self.classifier.weight.dtype)
         if self.shape.per_token:
-            return self.read(last)
-        return self.read(self.dropout(self.pool(last)))
+            return self.classifier(last)
+        return self.classifier(self.dropout(self.pooler_output(last)))
 
     @property
     def reads_first(self) -> bool:
         """Whether [CLS] is all that it looks at."""
         return not self.shape.per_token
 
-    def pool(self, last: Tensor) -> Tensor:
+    def pooler_output(self, last: Tensor) -> Tensor:
         """Return BERT's pooled [CLS]. (B, T, W) -> (B, W)"""
         return torch.tanh(self.pooler(last[:, 0]))
 
 
-class Select(nn.Module):
+class LayerSelect(nn.Module):
     """Show a head some of the layers only."""
 
     def __init__(self, head: nn.Module, layers: list[int], among: Sequence[int] | None = None):
@@ -149,7 +149,7 @@ class Select(nn.Module):
         """Whether training multiplies in bfloat16 whatever it is shown."""
         return bool(self.head.halved)
 
-    def through(self, view: View, layers: int) -> "Select":
+    def through(self, view: StateView, layers: int) -> "LayerSelect":
         """Find the chosen layers in states that are a view of `layers` layers."""
         available = [*view.layers, layers] if view.pooled else list(view.layers)
         self._look_at([available.index(layer) for layer in self.chosen])

@@ -21,7 +21,7 @@ BLOCKS = [
 HALVE_BEFORE = (0, 2, 7)
 
 
-class Block(nn.Module):
+class InceptionBlock(nn.Module):
     """Look at several scales at once. (B, C, T, W) -> (B, C', T, W)"""
 
     def __init__(self, channels: int, one: int, three: tuple[int, int], five: tuple[int, int], pooled: int):
@@ -50,7 +50,7 @@ def inception(channels: int) -> Image:
     ]
     channels = 192
     for number, (one, three, five, pooled) in enumerate(BLOCKS):
-        block = Block(channels, one, three, five, pooled)
+        block = InceptionBlock(channels, one, three, five, pooled)
         steps.append(nn.Sequential(_halve(), block) if number in HALVE_BEFORE else block)
         channels = one + three[1] + five[1] + pooled
     image = Image(*steps)

@@ -8,41 +8,41 @@ from typing import Any
 from torch import nn
 
 from bertvision.heads.adapters import Adapter
-from bertvision.heads.attention import LayerAttention
 from bertvision.heads.cnn import cnn_1xn, cnn_nxn
-from bertvision.heads.head import Head, Last
+from bertvision.heads.head import BertHead, Head
 from bertvision.heads.inception import inception
-from bertvision.heads.pools import AdapterAndPool, Chain, FlattenLayers, LearnedPool, MeanPool
+from bertvision.heads.layer_attention import LayerAttention
+from bertvision.heads.layer_pooling import AdapterAndPool, Chain, ConcatLayers, MeanLayers, ScalarMix
 from bertvision.heads.xception import xception, xception_small
-from bertvision.types import Shape
+from bertvision.types import HeadShape
 
 PAPER_SIZE = 386  # adapter outputs of the published models, which made a square image of 386 tokens
 
 
 def adapter(
-    s: Shape, size: int, *, skip: bool = False, shared: bool = True, norm=False, start=1e-3, **options: Any
+    s: HeadShape, size: int, *, skip: bool = False, shared: bool = True, norm=False, start=1e-3, **options: Any
 ) -> Head:
     """Every layer through an adapter, laid side by side."""
-    adapt = Adapter(s.layers, s.width, size, shared=shared, norm=norm, start=start)
-    return Head(s, FlattenLayers(), adapt=adapt, skip=skip, **options)
+    adapter_module = Adapter(s.layers, s.width, size, shared=shared, norm=norm, start=start)
+    return Head(s, ConcatLayers(), adapter=adapter_module, skip=skip, **options)
 
 
 def pooled_adapter(
-    s: Shape, pool: nn.Module, size: int, then: Callable[[int], nn.Module] | None = None, **options: Any
+    s: HeadShape, pool: nn.Module, size: int, then: Callable[[int], nn.Module] | None = None, **options: Any
 ) -> Head:
     """Merge the layers, narrow what is left, and perhaps look at it as an image."""
     narrow = Adapter(1, s.width, size)
     return Head(s, Chain(pool, narrow=narrow, then=then(1) if then else None), **options)
 
 
-def both(s: Shape, size: int, **options: Any) -> Head:
+def both(s: HeadShape, size: int, **options: Any) -> Head:
     """Adapter on every layer and on the pooled state, with the last layer put back."""
-    parts = Adapter(s.layers, s.width, size), LearnedPool(s.layers), Adapter(1, s.width, size)
+    parts = Adapter(s.layers, s.width, size), ScalarMix(s.layers), Adapter(1, s.width, size)
     return Head(s, AdapterAndPool(*parts), skip=True, **options)
 
 
 @dataclass(frozen=True)
-class Row:
+class HeadEntry:
     """A head of the table: how to build it, its name in the paper, and one line about it."""
 
     build: Callable[..., nn.Module]
@@ -51,48 +51,48 @@ class Row:
 
 
 # fmt: off
-HEADS: dict[str, Row] = {
-    "last": Row(lambda s, dropout=0.1: Last(s, dropout=dropout), "BERT's own kind of head, on the last layer", "BERT"),
-    "mean": Row(lambda s, **o: Head(s, MeanPool(), **o), "average of the layers", "average pooling"),
-    "learned": Row(lambda s, **o: Head(s, LearnedPool(s.layers), **o), "learned weights for the layers", "learned pooling; Tenney small"),
-    "attention": Row(lambda s, **o: Head(s, LayerAttention(s.layers, s.width), **o), "every token weighs its own layers"),
-    "attention-skip": Row(lambda s, **o: Head(s, LayerAttention(s.layers, s.width), skip=True, **o), "and the last layer put back"),
-    "adapter": Row(lambda s, size=64, norm=False, start=1e-3, **o: adapter(s, size, norm=norm, start=start, **o), "one adapter for all layers", "adapter 64 shared"),
-    "adapter-skip": Row(lambda s, size=64, norm=False, start=1e-3, **o: adapter(s, size, skip=True, norm=norm, start=start, **o), "and the last layer put back", "adapter 64 shared + skip"),
-    "adapter-independent": Row(lambda s, size=64, norm=False, start=1e-3, **o: adapter(s, size, shared=False, norm=norm, start=start, **o), "an adapter for each layer", "adapter 64 independent"),
-    "adapter-independent-skip": Row(lambda s, size=64, **o: adapter(s, size, shared=False, skip=True, **o), "and the last layer put back", "adapter 64 independent + skip"),
-    "adapter-386": Row(lambda s, size=PAPER_SIZE, **o: adapter(s, size, **o), "a wide adapter for all layers", "adapter 386 shared"),
-    "adapter-386-skip": Row(lambda s, size=PAPER_SIZE, **o: adapter(s, size, skip=True, **o), "and the last layer put back", "adapter 386 shared + skip"),
-    "adapter-386-independent": Row(lambda s, size=PAPER_SIZE, **o: adapter(s, size, shared=False, **o), "a wide adapter for each layer", "adapter 386 independent"),
-    "adapter-386-independent-skip": Row(lambda s, size=PAPER_SIZE, **o: adapter(s, size, shared=False, skip=True, **o), "and the last layer put back", "adapter 386 independent + skip"),
-    "adapter-pooler": Row(lambda s, size=0, gather="all", **o: adapter(s, size or (384 if s.per_token else 128), gather=gather, **o), "adapter, all tokens laid side by side (fixed length)", "AdapterPooler"),
-    "learned-adapter-386-skip": Row(lambda s, size=PAPER_SIZE, **o: pooled_adapter(s, LearnedPool(s.layers), size, skip=True, **o), "learned weights, adapter, last layer put back", "LP -> adapter 386 + skip; adapter pooler Tenney"),
-    "mean-adapter-386-skip": Row(lambda s, size=PAPER_SIZE, **o: pooled_adapter(s, MeanPool(), size, skip=True, **o), "average, adapter, last layer put back", "adapter pooler average"),
-    "adapter-386-skip-learned": Row(lambda s, size=PAPER_SIZE, **o: both(s, size, **o), "adapters on every layer and on their learned mix", "adapter 386 shared + skip + LP (Tenney)"),
-    "cnn-1xn": Row(lambda s, **o: Head(s, cnn_1xn(s.layers), **o), "convolutions along the width, layers as channels", "1xN CNN"),
-    "cnn-1xn-dropout": Row(lambda s, **o: Head(s, cnn_1xn(s.layers, dropout=0.1), **o), "and dropout", "1xN CNN, dropout"),
-    "cnn-1xn-dilated": Row(lambda s, **o: Head(s, cnn_1xn(s.layers, dilated=True), **o), "dilated", "1xN CNN, dilated"),
-    "learned-cnn-1xn": Row(lambda s, **o: Head(s, Chain(LearnedPool(s.layers), then=cnn_1xn(1)), **o), "learned weights, then convolutions", "LP -> 1xN CNN"),
-    "mean-cnn-1xn": Row(lambda s, **o: Head(s, Chain(MeanPool(), then=cnn_1xn(1)), **o), "average, then convolutions", "AP -> 1xN CNN"),
-    "learned-adapter-386-cnn-1xn": Row(lambda s, size=PAPER_SIZE, **o: pooled_adapter(s, LearnedPool(s.layers), size, cnn_1xn, **o), "learned weights, adapter, convolutions", "LP -> adapter 386 -> 1xN CNN"),
-    "learned-adapter-386-cnn-nxn": Row(lambda s, size=PAPER_SIZE, **o: pooled_adapter(s, LearnedPool(s.layers), size, cnn_nxn, **o), "and over neighbouring tokens", "LP -> adapter 386 -> NxN CNN"),
-    "learned-adapter-386-inception": Row(lambda s, size=PAPER_SIZE, **o: pooled_adapter(s, LearnedPool(s.layers), size, inception, **o), "learned weights, adapter, Inception that keeps the tokens", "LP -> adapter 386 -> Inception"),
-    "learned-adapter-386-xception": Row(lambda s, size=PAPER_SIZE, **o: pooled_adapter(s, LearnedPool(s.layers), size, partial(xception, middle=1, last=(1428,)), **o), "learned weights, adapter, Xception that keeps the tokens", "LP -> adapter 386 -> Xception"),
-    "xception-small": Row(lambda s, **o: Head(s, xception_small(s.layers), **o), "abbreviated Xception, layers as channels", "Xception abbreviated"),
-    "xception-small-skip": Row(lambda s, **o: Head(s, xception_small(s.layers), skip=True, **o), "and the last layer put back", "Xception abbreviated, CLS residual"),
-    "xception": Row(lambda s, **o: Head(s, xception(s.layers), **o), "the whole Xception", "Xception full"),
+HEADS: dict[str, HeadEntry] = {
+    "last": HeadEntry(lambda s, dropout=0.1: BertHead(s, dropout=dropout), "BERT's own kind of head, on the last layer", "BERT"),
+    "mean": HeadEntry(lambda s, **o: Head(s, MeanLayers(), **o), "average of the layers", "average pooling"),
+    "learned": HeadEntry(lambda s, **o: Head(s, ScalarMix(s.layers), **o), "learned weights for the layers", "learned pooling; Tenney small"),
+    "attention": HeadEntry(lambda s, **o: Head(s, LayerAttention(s.layers, s.width), **o), "every token weighs its own layers"),
+    "attention-skip": HeadEntry(lambda s, **o: Head(s, LayerAttention(s.layers, s.width), skip=True, **o), "and the last layer put back"),
+    "adapter": HeadEntry(lambda s, size=64, norm=False, start=1e-3, **o: adapter(s, size, norm=norm, start=start, **o), "one adapter for all layers", "adapter 64 shared"),
+    "adapter-skip": HeadEntry(lambda s, size=64, norm=False, start=1e-3, **o: adapter(s, size, skip=True, norm=norm, start=start, **o), "and the last layer put back", "adapter 64 shared + skip"),
+    "adapter-independent": HeadEntry(lambda s, size=64, norm=False, start=1e-3, **o: adapter(s, size, shared=False, norm=norm, start=start, **o), "an adapter for each layer", "adapter 64 independent"),
+    "adapter-independent-skip": HeadEntry(lambda s, size=64, **o: adapter(s, size, shared=False, skip=True, **o), "and the last layer put back", "adapter 64 independent + skip"),
+    "adapter-386": HeadEntry(lambda s, size=PAPER_SIZE, **o: adapter(s, size, **o), "a wide adapter for all layers", "adapter 386 shared"),
+    "adapter-386-skip": HeadEntry(lambda s, size=PAPER_SIZE, **o: adapter(s, size, skip=True, **o), "and the last layer put back", "adapter 386 shared + skip"),
+    "adapter-386-independent": HeadEntry(lambda s, size=PAPER_SIZE, **o: adapter(s, size, shared=False, **o), "a wide adapter for each layer", "adapter 386 independent"),
+    "adapter-386-independent-skip": HeadEntry(lambda s, size=PAPER_SIZE, **o: adapter(s, size, shared=False, skip=True, **o), "and the last layer put back", "adapter 386 independent + skip"),
+    "adapter-pooler": HeadEntry(lambda s, size=0, token_pooling="flatten", **o: adapter(s, size or (384 if s.per_token else 128), token_pooling=token_pooling, **o), "adapter, all tokens laid side by side (fixed length)", "AdapterPooler"),
+    "learned-adapter-386-skip": HeadEntry(lambda s, size=PAPER_SIZE, **o: pooled_adapter(s, ScalarMix(s.layers), size, skip=True, **o), "learned weights, adapter, last layer put back", "LP -> adapter 386 + skip; adapter pooler Tenney"),
+    "mean-adapter-386-skip": HeadEntry(lambda s, size=PAPER_SIZE, **o: pooled_adapter(s, MeanLayers(), size, skip=True, **o), "average, adapter, last layer put back", "adapter pooler average"),
+    "adapter-386-skip-learned": HeadEntry(lambda s, size=PAPER_SIZE, **o: both(s, size, **o), "adapters on every layer and on their learned mix", "adapter 386 shared + skip + LP (Tenney)"),
+    "cnn-1xn": HeadEntry(lambda s, **o: Head(s, cnn_1xn(s.layers), **o), "convolutions along the width, layers as channels", "1xN CNN"),
+    "cnn-1xn-dropout": HeadEntry(lambda s, **o: Head(s, cnn_1xn(s.layers, dropout=0.1), **o), "and dropout", "1xN CNN, dropout"),
+    "cnn-1xn-dilated": HeadEntry(lambda s, **o: Head(s, cnn_1xn(s.layers, dilated=True), **o), "dilated", "1xN CNN, dilated"),
+    "learned-cnn-1xn": HeadEntry(lambda s, **o: Head(s, Chain(ScalarMix(s.layers), then=cnn_1xn(1)), **o), "learned weights, then convolutions", "LP -> 1xN CNN"),
+    "mean-cnn-1xn": HeadEntry(lambda s, **o: Head(s, Chain(MeanLayers(), then=cnn_1xn(1)), **o), "average, then convolutions", "AP -> 1xN CNN"),
+    "learned-adapter-386-cnn-1xn": HeadEntry(lambda s, size=PAPER_SIZE, **o: pooled_adapter(s, ScalarMix(s.layers), size, cnn_1xn, **o), "learned weights, adapter, convolutions", "LP -> adapter 386 -> 1xN CNN"),
+    "learned-adapter-386-cnn-nxn": HeadEntry(lambda s, size=PAPER_SIZE, **o: pooled_adapter(s, ScalarMix(s.layers), size, cnn_nxn, **o), "and over neighbouring tokens", "LP -> adapter 386 -> NxN CNN"),
+    "learned-adapter-386-inception": HeadEntry(lambda s, size=PAPER_SIZE, **o: pooled_adapter(s, ScalarMix(s.layers), size, inception, **o), "learned weights, adapter, Inception that keeps the tokens", "LP -> adapter 386 -> Inception"),
+    "learned-adapter-386-xception": HeadEntry(lambda s, size=PAPER_SIZE, **o: pooled_adapter(s, ScalarMix(s.layers), size, partial(xception, middle=1, last=(1428,)), **o), "learned weights, adapter, Xception that keeps the tokens", "LP -> adapter 386 -> Xception"),
+    "xception-small": HeadEntry(lambda s, **o: Head(s, xception_small(s.layers), **o), "abbreviated Xception, layers as channels", "Xception abbreviated"),
+    "xception-small-skip": HeadEntry(lambda s, **o: Head(s, xception_small(s.layers), skip=True, **o), "and the last layer put back", "Xception abbreviated, CLS residual"),
+    "xception": HeadEntry(lambda s, **o: Head(s, xception(s.layers), **o), "the whole Xception", "Xception full"),
 }
 # fmt: on
 
-DEFAULTS = {
+DEFAULT_HEADS = {
     "span": ["learned", "adapter-skip"],
-    "pair": ["learned", "adapter:copies=3,gather=max+compare+align,layers=every2,size=32,texts=both"],
-    "text": ["learned", "adapter:copies=3,gather=max,size=32"],
+    "pair": ["learned", "adapter:encoding=both,layers=every2,members=3,size=32,token_pooling=max+compare+align"],
+    "text": ["learned", "adapter:members=3,size=32,token_pooling=max"],
 }
 """The heads trained when none are named, by the task's kind (docs/decisions/0020, 0023, 0024)."""
 
-RATES = {"span": 1e-3, "pair": 2e-3, "text": 2e-3}
+DEFAULT_LEARNING_RATES = {"span": 1e-3, "pair": 2e-3, "text": 2e-3}
 """The learning rate of heads, when none is given."""
 
-THROUGH = {"span": "last", "pair": "adapter:gather=max+compare", "text": "last"}
+AUXILIARY_HEADS = {"span": "last", "pair": "adapter:token_pooling=max+compare", "text": "last"}
 """The head that fine-tuning goes through beside BERT's own, when none is named (docs/decisions/0019)."""

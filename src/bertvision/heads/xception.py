@@ -12,7 +12,7 @@ def sepconv(one: int, other: int) -> nn.Sequential:
     return nn.Sequential(depthwise, nn.Conv1d(one, other, 1, bias=False), nn.BatchNorm1d(other))
 
 
-class Block(nn.Module):
+class XceptionBlock(nn.Module):
     """Separable convolutions and a pool, beside a strided shortcut."""
 
     def __init__(self, channels: int, middle: int, other: int, *, first: bool = False, average: bool = False):
@@ -61,15 +61,17 @@ def _average() -> list[nn.Module]:
 def xception_small(channels: int) -> EachToken:
     """The abbreviated net. (B, C, T, W) -> (B, T, 512)"""
     entry = [*_conv(channels, 64, stride=3), *_conv(64, 128)]
-    return EachToken(nn.Sequential(WideEnough(9), *entry, Block(128, 256, 512, first=True, average=True), *_average()))
+    return EachToken(
+        nn.Sequential(WideEnough(9), *entry, XceptionBlock(128, 256, 512, first=True, average=True), *_average())
+    )
 
 
 def xception(channels: int, *, middle: int = 8, last: tuple[int, ...] = (1536, 2048)) -> EachToken:
     """The full net, or with fewer middle blocks and another end. (B, C, T, W) -> (B, T, last)"""
     steps = [*_conv(channels, 32, stride=2, padding=1), *_conv(32, 64, padding=1)]
-    steps += [Block(64, 128, 128, first=True), Block(128, 256, 256), Block(256, 728, 728)]
+    steps += [XceptionBlock(64, 128, 128, first=True), XceptionBlock(128, 256, 256), XceptionBlock(256, 728, 728)]
     steps += [Middle(728) for _ in range(middle)]
-    steps.append(Block(728, 728, 1024))
+    steps.append(XceptionBlock(728, 728, 1024))
     for one, other in zip((1024, *last), last, strict=False):
         steps += [sepconv(one, other), nn.ReLU()]
     return EachToken(nn.Sequential(*steps, *_average()))

@@ -16,41 +16,38 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bertvision import runtime
+from bertvision import distributed
 from bertvision.config import Experiment, make, merge
 from bertvision.files import value_hash, write_json
-from bertvision.pipeline.finetuning import Point, Tuned, finetune, open_point
-from bertvision.pipeline.prepared import Notify, Prepared, dev_examples, find_task, prepare
-from bertvision.pipeline.probing import carry, train_heads
-from bertvision.pipeline.scoring import bert_run, ensemble, rescore
-from bertvision.pipeline.states import estimate, extract
-from bertvision.pipeline.together import finetune_together, run_together
+from bertvision.pipeline.data import ExperimentData, Notify, dev_examples, find_task, load_data
+from bertvision.pipeline.evaluation import bert_run, ensemble, rescore
+from bertvision.pipeline.finetuning import Checkpoint, CheckpointSet, finetune, open_checkpoint
+from bertvision.pipeline.head_training import evaluate_at, train_heads
+from bertvision.pipeline.multitask import finetune_multitask, run_multitask
 from bertvision.progress import say
 from bertvision.runs import Run
 
 __all__ = [
     "Comparison",
     "Notify",
-    "Point",
-    "Prepared",
-    "Tuned",
+    "Checkpoint",
+    "ExperimentData",
+    "CheckpointSet",
     "bert_run",
-    "carry",
-    "choose",
+    "evaluate_at",
+    "choose_best",
     "dev_examples",
     "ensemble",
-    "estimate",
     "experiment_of",
-    "extract",
     "find_task",
     "finetune",
-    "finetune_together",
-    "open_point",
-    "prepare",
+    "finetune_multitask",
+    "open_checkpoint",
+    "load_data",
     "rescore",
     "rows",
     "run",
-    "run_together",
+    "run_multitask",
     "train_heads",
 ]
 
@@ -70,41 +67,43 @@ def run(
 ) -> Comparison:
     """From text to a scored, ensembled result: run(task="mrpc"), or run(train_file="mine.csv", label="stars")."""
     experiment = experiment or make(**settings)
-    read_at = experiment.read_at or [min(experiment.fractions)]
-    experiment = replace(experiment, read_at=read_at, fractions=sorted({*experiment.fractions, *read_at}))
-    prepared = prepare(experiment, notify)
-    experiment = prepared.experiment
-    counts = [len(split.examples) for split in (prepared.train, prepared.validation, prepared.dev)]
-    notify(
-        f"{prepared.task.name}: {counts[0]:,} rows to train on, {counts[1]:,} to choose on, {counts[2]:,} to score, "
-        f"from {prepared.source}."
+    head_fractions = experiment.head_fractions or [min(experiment.fractions)]
+    experiment = replace(
+        experiment, head_fractions=head_fractions, fractions=sorted({*experiment.fractions, *head_fractions})
     )
-    tuned = finetune(prepared, Path(root))
+    data = load_data(experiment, notify)
+    experiment = data.experiment
+    counts = [len(split.examples) for split in (data.train, data.validation, data.dev)]
+    notify(
+        f"{data.task.name}: {counts[0]:,} rows to train on, {counts[1]:,} to choose on, {counts[2]:,} to score, "
+        f"from {data.source}."
+    )
+    checkpoints = finetune(data, Path(root))
     found: list[Run] = []
     best: Run | None = None
-    for fraction in tuned.fractions:
-        point = open_point(prepared, tuned, fraction)
-        trained = train_heads(prepared, point, notify) if fraction in experiment.read_at else []
-        bert = bert_run(prepared, point)
+    for fraction in checkpoints.fractions:
+        checkpoint = open_checkpoint(data, checkpoints, fraction)
+        trained = train_heads(data, checkpoint, notify) if fraction in experiment.head_fractions else []
+        bert = bert_run(data, checkpoint)
         found += [bert, *trained]
         if trained:
-            best = choose(trained)
-            ways = ["mean"] if prepared.task.outputs == 1 else experiment.ensembles
-            found += [ensemble(prepared, point.directory, [bert, best], how) for how in ways]
+            best = choose_best(trained)
+            ways = ["mean"] if data.task.outputs == 1 else experiment.ensembles
+            found += [ensemble(data, checkpoint.directory, [bert, best], how) for how in ways]
     if best is None:
-        best = max(found, key=lambda each: each.grade)
-    key = value_hash([str(each.directory.relative_to(tuned.directory)) for each in found])
-    file = tuned.directory / f"results-{key}.json"
+        best = max(found, key=lambda each: each.validation_score)
+    key = value_hash([str(each.directory.relative_to(checkpoints.directory)) for each in found])
+    file = checkpoints.directory / f"results-{key}.json"
     comparison = Comparison(found, best, file)
-    if runtime.first():
-        write_json(file, {"experiment": experiment.to_dict(), "source": prepared.source, "rows": rows(comparison)})
+    if distributed.is_main_process():
+        write_json(file, {"experiment": experiment.to_dict(), "source": data.source, "rows": rows(comparison)})
     return comparison
 
 
-def choose(trained: Sequence[Run]) -> Run:
+def choose_best(trained: Sequence[Run]) -> Run:
     """Return the head that validation prefers; controls are not candidates, unless there is nothing else."""
     candidates = [each for each in trained if each.kind == "head"] or list(trained)
-    return max(candidates, key=lambda each: each.grade)
+    return max(candidates, key=lambda each: each.validation_score)
 
 
 def rows(comparison: Comparison) -> list[dict[str, Any]]:
@@ -118,7 +117,7 @@ def rows(comparison: Comparison) -> list[dict[str, Any]]:
             "primary": each.metrics["primary"],
             "score": each.metrics["score"],
             "interval": each.metrics["interval"],
-            "validation": each.grade[0],
+            "validation": each.validation_score[0],
             "parameters": each.metrics["parameters"],
             "seconds": each.metrics["seconds"],
             "directory": os.path.relpath(each.directory, comparison.file.parent),

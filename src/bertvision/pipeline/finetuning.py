@@ -10,97 +10,112 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bertvision import runtime
-from bertvision.activations import Streamed, Tokens
-from bertvision.backbones import BESIDE, Backbone, Joint, Loaded, Reader, load_backbone, save_backbone, weights_hash
-from bertvision.config import FRACTION, Experiment, Optim
+from bertvision import devices, distributed, memory
+from bertvision.config import FRACTION, Experiment, TrainingConfig
+from bertvision.encoders import (
+    AUXILIARY_HEAD_FILE,
+    Encoder,
+    EncoderWithHead,
+    LoadedEncoder,
+    TwoHeadModel,
+    load_encoder,
+    save_encoder,
+    weights_hash,
+)
 from bertvision.errors import BertVisionError
-from bertvision.files import load_tensors, locked, read_json, replacing_directory, save_tensors, value_hash, write_json
-from bertvision.heads import Last, build_head, train_in
-from bertvision.pipeline.prepared import Prepared, fingerprint
+from bertvision.files import atomic_directory, file_lock, load_tensors, read_json, save_tensors, value_hash, write_json
+from bertvision.heads import BertHead, build_head, set_training_precision
+from bertvision.pipeline.data import ExperimentData, fingerprint
 from bertvision.progress import say
 from bertvision.runs import slug
+from bertvision.states import ComputedStates, TokenBatches
 from bertvision.training import Loss, fit
-from bertvision.types import Batches, View
+from bertvision.types import Batches, StateView
 
 UNTRAINED = {"training_loss": 0.0, "seconds": 0.0, "steps": 0, "saving_seconds": 0.0}
 
 
 @dataclass(frozen=True)
-class Tuned:
+class CheckpointSet:
     """A fine-tuning: a directory with one backbone per fraction."""
 
     directory: Path
     fractions: list[float]
 
-    def backbone(self, fraction: float) -> Path:
+    def encoder(self, fraction: float) -> Path:
         """Where the backbone of a fraction is."""
-        return self.directory / f"{fraction:g}" / "backbone"
+        return self.directory / f"{fraction:g}" / "encoder"
 
-    def point(self, fraction: float) -> dict[str, Any]:
+    def checkpoint(self, fraction: float) -> dict[str, Any]:
         """Training loss and seconds at a fraction."""
-        return read_json(self.backbone(fraction) / "point.json", "fine-tuned backbone")
+        return read_json(self.encoder(fraction) / "checkpoint.json", "fine-tuned backbone")
 
 
-def finetune(prepared: Prepared, root: Path) -> Tuned:
+def finetune(data: ExperimentData, root: Path) -> CheckpointSet:
     """Fine-tune once and keep the backbone at every fraction asked for."""
-    experiment = prepared.experiment
+    experiment = data.experiment
     if experiment.given:
-        return _adopt(prepared, root)
-    loaded = load(prepared, experiment.backbone)
+        return _adopt(data, root)
+    loaded = load(data, experiment.encoder)
     fractions = sorted(set(experiment.fractions))
-    optim = replace(prepared.finetune, epochs=max(fractions))
+    optim = replace(data.finetune, epochs=max(fractions))
     settings = {
-        "task": prepared.task.name,
-        "data": fingerprint(prepared.train, prepared.validation),
-        "rows": len(prepared.train.examples),
-        "validation_rows": len(prepared.validation.examples),
-        "max_tokens": prepared.max_tokens,
-        "backbone": experiment.backbone,
-        "weights": weights_hash(loaded.backbone),
+        "task": data.task.name,
+        "data": fingerprint(data.train, data.validation),
+        "rows": len(data.train.examples),
+        "validation_rows": len(data.validation.examples),
+        "max_tokens": data.max_tokens,
+        "encoder": experiment.encoder,
+        "weights": weights_hash(loaded.encoder),
         # At a constant rate every fraction is a point on one curve, however long the run.
         "finetune": asdict(optim if optim.schedule == "linear" else replace(optim, epochs=0.0)),
         "seed": experiment.seed,
         "precision": experiment.precision,
         "embeddings": "of the words that occur",  # a state saved when all were trained does not fit
     }
-    if experiment.through != "last":
-        settings |= {"through": experiment.through, "head_rate": prepared.heads.learning_rate}
+    if experiment.auxiliary_head != "last":
+        settings |= {"auxiliary_head": experiment.auxiliary_head, "head_rate": data.heads.learning_rate}
     if experiment.frozen:
         settings |= {"frozen": experiment.frozen}
     key = value_hash(settings)
-    place = Path(root) / slug(prepared.task.name) / slug(Path(experiment.backbone).name) / key
-    tuned = Tuned(place, fractions)
-    missing = [f for f in fractions if not runtime.decide((tuned.backbone(f) / "point.json").is_file())]
+    place = Path(root) / slug(data.task.name) / slug(Path(experiment.encoder).name) / key
+    checkpoints = CheckpointSet(place, fractions)
+    missing = [
+        f
+        for f in fractions
+        if not distributed.broadcast_decision((checkpoints.encoder(f) / "checkpoint.json").is_file())
+    ]
     if not missing:
-        return tuned
-    if runtime.first():
+        return checkpoints
+    if distributed.is_main_process():
         write_json(place / "settings.json", settings)
-    loaded.backbone.freeze(experiment.frozen)
-    reader = new_reader(prepared, loaded)
-    label = f"fine-tune {prepared.task.name}"
-    model = _through(prepared, reader, optim)
-    keep = partial(save_point, prepared, tuned, model)
-    descend(model, prepared.shuffled(optim), prepared.task.loss, optim, experiment, missing, keep, place, label)
-    del loaded, reader, keep, model
-    runtime.give_back()
-    return tuned
+    loaded.encoder.freeze(experiment.frozen)
+    bert = new_bert(data, loaded)
+    label = f"fine-tune {data.task.name}"
+    model = _with_auxiliary_head(data, bert, optim)
+    keep = partial(save_checkpoint, data, checkpoints, model)
+    train_encoder(model, data.shuffled(optim), data.task.loss, optim, experiment, missing, keep, place, label)
+    del loaded, bert, keep, model
+    memory.trim_memory()
+    return checkpoints
 
 
-def _through(prepared: Prepared, reader: Reader, optim: Optim) -> Reader | Joint:
+def _with_auxiliary_head(
+    data: ExperimentData, bert: EncoderWithHead, optim: TrainingConfig
+) -> EncoderWithHead | TwoHeadModel:
     """Return what is to be trained: BERT alone, or with a head beside its own."""
-    spec = prepared.experiment.through
+    spec = data.experiment.auxiliary_head
     if spec == "last":
-        return reader
-    beside = train_in(prepared.experiment.precision, build_head(spec, prepared.shape(reader.backbone)))
-    return Joint(reader, beside, prepared.heads.learning_rate / optim.learning_rate)
+        return bert
+    auxiliary_head = set_training_precision(data.experiment.precision, build_head(spec, data.shape(bert.encoder)))
+    return TwoHeadModel(bert, auxiliary_head, data.heads.learning_rate / optim.learning_rate)
 
 
-def descend(
+def train_encoder(
     model: nn.Module,
     batches: Batches,
     loss: Loss,
-    optim: Optim,
+    optim: TrainingConfig,
     experiment: Experiment,
     missing: Sequence[float],
     keep: Callable[[float, dict[str, float]], None],
@@ -110,13 +125,13 @@ def descend(
     """Train a model that holds a backbone; `keep` it at every missing fraction, and what a kill needs in `place`."""
     if max(missing) == 0:
         keep(0.0, UNTRAINED)
-        runtime.wait()
+        distributed.barrier()
         return
     if optim.schedule == "constant":
         optim = replace(optim, epochs=max(missing))
     resume = place / "resume.safetensors"
-    with locked(resume, wait=False) if runtime.first() else nullcontext():
-        student = fit(
+    with file_lock(resume, wait=False) if distributed.is_main_process() else nullcontext():
+        train_state = fit(
             {"bert": model},
             batches,
             loss,
@@ -126,110 +141,114 @@ def descend(
             on_pause=keep,
             resume=resume,
             fingerprint=place.name,
-            scaled=experiment.precision == "float16",
+            scale_loss=experiment.precision == "float16",
             label=label,
             notify=say,
         )["bert"]
-    runtime.wait()
+    distributed.barrier()
     resume.unlink(missing_ok=True)
-    if student.failed:
-        raise BertVisionError(f"Fine-tuning diverged: {student.failed}.")
+    if train_state.failed:
+        raise BertVisionError(f"Fine-tuning diverged: {train_state.failed}.")
 
 
-def _adopt(prepared: Prepared, root: Path) -> Tuned:
+def _adopt(data: ExperimentData, root: Path) -> CheckpointSet:
     """Take checkpoints that were fine-tuned elsewhere as the points of a curve; what they cost is not known."""
-    experiment = prepared.experiment
+    experiment = data.experiment
     settings = {
-        "task": prepared.task.name,
-        "data": fingerprint(prepared.train, prepared.validation),
-        "max_tokens": prepared.max_tokens,
-        "backbone": str(Path(experiment.backbone).absolute()),
+        "task": data.task.name,
+        "data": fingerprint(data.train, data.validation),
+        "max_tokens": data.max_tokens,
+        "encoder": str(Path(experiment.encoder).absolute()),
         "precision": experiment.precision,
     }
-    name = slug(experiment.backbone.replace(FRACTION, "").rstrip("/")[-40:])
-    place = Path(root) / slug(prepared.task.name) / name / value_hash(settings)
-    tuned = Tuned(place, sorted(set(experiment.fractions)))
-    for fraction in tuned.fractions:
-        if runtime.first() and not (tuned.backbone(fraction) / "point.json").is_file():
+    name = slug(experiment.encoder.replace(FRACTION, "").rstrip("/")[-40:])
+    place = Path(root) / slug(data.task.name) / name / value_hash(settings)
+    checkpoints = CheckpointSet(place, sorted(set(experiment.fractions)))
+    for fraction in checkpoints.fractions:
+        if distributed.is_main_process() and not (checkpoints.encoder(fraction) / "checkpoint.json").is_file():
             write_json(place / "settings.json", settings)
-            reader = new_reader(prepared, load(prepared, experiment.backbone_at(fraction)))
-            save_point(prepared, tuned, reader, fraction, UNTRAINED)
-    runtime.wait()
-    return tuned
+            bert = new_bert(data, load(data, experiment.encoder_at(fraction)))
+            save_checkpoint(data, checkpoints, bert, fraction, UNTRAINED)
+    distributed.barrier()
+    return checkpoints
 
 
-def load(prepared: Prepared, name: str) -> Loaded:
+def load(data: ExperimentData, name: str) -> LoadedEncoder:
     """Load a backbone to compute with."""
-    runtime.require_precision(prepared.experiment.precision)
-    return load_backbone(name, prepared.experiment.precision)
+    devices.check_precision(data.experiment.precision)
+    return load_encoder(name, data.experiment.precision)
 
 
-def new_reader(prepared: Prepared, loaded: Loaded | None = None) -> Reader:
+def new_bert(data: ExperimentData, loaded: LoadedEncoder | None = None) -> EncoderWithHead:
     """Return the backbone with BERT's own head, as fine-tuning begins with them."""
-    loaded = loaded or load(prepared, prepared.experiment.backbone)
-    loaded.backbone.narrow(prepared.words())
-    torch.manual_seed(prepared.experiment.seed)
-    head = Last(prepared.shape(loaded.backbone), dropout=loaded.dropout)
+    loaded = loaded or load(data, data.experiment.encoder)
+    loaded.encoder.restrict_vocabulary(data.vocabulary())
+    torch.manual_seed(data.experiment.seed)
+    head = BertHead(data.shape(loaded.encoder), dropout=loaded.dropout)
     if loaded.last:
         _restore_last(head, loaded.last)
-    return Reader(loaded.backbone, head)
+    return EncoderWithHead(loaded.encoder, head)
 
 
-def save_point(
-    prepared: Prepared, tuned: Tuned, model: Reader | Joint, fraction: float, record: dict[str, float]
+def save_checkpoint(
+    data: ExperimentData,
+    checkpoints: CheckpointSet,
+    model: EncoderWithHead | TwoHeadModel,
+    fraction: float,
+    record: dict[str, float],
 ) -> None:
-    if not runtime.first():
+    if not distributed.is_main_process():
         return
-    with replacing_directory(tuned.backbone(fraction)) as directory:
-        save_backbone(directory, model.reader if isinstance(model, Joint) else model, prepared.tokenizer)
-        if isinstance(model, Joint):
-            save_tensors(directory / BESIDE, model.beside.state_dict())
-        write_json(directory / "point.json", {"fraction": fraction, **record})
+    with atomic_directory(checkpoints.encoder(fraction)) as directory:
+        save_encoder(directory, model.bert if isinstance(model, TwoHeadModel) else model, data.tokenizer)
+        if isinstance(model, TwoHeadModel):
+            save_tensors(directory / AUXILIARY_HEAD_FILE, model.auxiliary_head.state_dict())
+        write_json(directory / "checkpoint.json", {"fraction": fraction, **record})
 
 
-def _restore_last(head: Last, found: Mapping[str, Tensor]) -> None:
+def _restore_last(head: BertHead, found: Mapping[str, Tensor]) -> None:
     """Lay the checkpoint's weights over a fresh head, as far as their shapes agree."""
     own = head.state_dict()
     head.load_state_dict(own | {k: v for k, v in found.items() if k in own and v.shape == own[k].shape})
 
 
 @dataclass
-class Point:
+class Checkpoint:
     """A fine-tuned backbone in memory, with BERT's own head."""
 
     fraction: float
     directory: Path
-    backbone: Backbone
-    last: Last
+    encoder: Encoder
+    last: BertHead
     seconds: float
     weights: str
-    beside: nn.Module | None = None
+    auxiliary_head: nn.Module | None = None
     """The head that fine-tuning went through beside BERT's own, as it was then."""
 
-    def stream(self, tokens: Tokens, view: View) -> Streamed:
+    def stream(self, tokens: TokenBatches, view: StateView) -> ComputedStates:
         """Its hidden states over `tokens`."""
-        return Streamed(
-            self.backbone,
+        return ComputedStates(
+            self.encoder,
             tokens,
             view,
-            pool=self.last.pool if view.pooled else None,
-            device=runtime.device(),
+            pool=self.last.pooler_output if view.pooled else None,
+            device=devices.device(),
         )
 
 
-def open_point(prepared: Prepared, tuned: Tuned, fraction: float) -> Point:
+def open_checkpoint(data: ExperimentData, checkpoints: CheckpointSet, fraction: float) -> Checkpoint:
     """Load the backbone of a fraction, frozen."""
-    directory = tuned.backbone(fraction)
-    loaded = load(prepared, str(directory))
-    last = Last(prepared.shape(loaded.backbone), dropout=loaded.dropout)
+    directory = checkpoints.encoder(fraction)
+    loaded = load(data, str(directory))
+    last = BertHead(data.shape(loaded.encoder), dropout=loaded.dropout)
     last.load_state_dict(loaded.last)
-    device = runtime.device()
-    backbone = loaded.backbone.to(device).eval().requires_grad_(False)
-    seconds = tuned.point(fraction)["seconds"]
-    beside = None
-    if (directory / BESIDE).is_file():
-        beside = build_head(prepared.experiment.through, prepared.shape(backbone))
-        beside.load_state_dict(load_tensors(directory / BESIDE, "head")[0])
-        beside = beside.to(device).eval()
+    device = devices.device()
+    encoder = loaded.encoder.to(device).eval().requires_grad_(False)
+    seconds = checkpoints.checkpoint(fraction)["seconds"]
+    auxiliary_head = None
+    if (directory / AUXILIARY_HEAD_FILE).is_file():
+        auxiliary_head = build_head(data.experiment.auxiliary_head, data.shape(encoder))
+        auxiliary_head.load_state_dict(load_tensors(directory / AUXILIARY_HEAD_FILE, "head")[0])
+        auxiliary_head = auxiliary_head.to(device).eval()
     last = last.to(device).eval()
-    return Point(fraction, directory.parent, backbone, last, seconds, weights_hash(backbone), beside)
+    return Checkpoint(fraction, directory.parent, encoder, last, seconds, weights_hash(encoder), auxiliary_head)

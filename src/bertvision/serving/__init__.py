@@ -1,5 +1,5 @@
 """Answers over HTTP: several runs, one forward pass per backbone, requests answered together."""
 
-from bertvision.serving.settings import Settings
+from bertvision.serving.settings import ServerSettings
 
-__all__ = ["Settings"]
+__all__ = ["ServerSettings"]

@@ -10,16 +10,16 @@ from fastapi import FastAPI, Request, Response
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi_offline import FastAPIOffline
 
-from bertvision.predictor import Predictor
 from bertvision.serving import kserve
 from bertvision.serving.batching import Batcher
-from bertvision.serving.guard import Guard
 from bertvision.serving.logs import Log
-from bertvision.serving.metrics import Metrics
-from bertvision.serving.models import Served
+from bertvision.serving.metrics import ServerMetrics
+from bertvision.serving.middleware import RequestMiddleware
 from bertvision.serving.responses import PROBLEMS, add_problems, as_json, shutting_down
-from bertvision.serving.schema import Answers, Ask, Models, State
-from bertvision.serving.settings import Settings
+from bertvision.serving.schema import Answers, Models, PredictRequest, State
+from bertvision.serving.service import InferenceService
+from bertvision.serving.settings import ServerSettings
+from bertvision.trained_model import TrainedModel
 
 PAGE = {"index.html": "text/html; charset=utf-8", "style.css": "text/css", "app.js": "text/javascript"}
 POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:"
@@ -47,16 +47,16 @@ class Running:
 class Application:
     """The guarded routes, with what a server must know of them."""
 
-    guard: Guard
+    guard: RequestMiddleware
     running: Running
-    served: Served
+    served: InferenceService
 
 
-def create_app(predictors: Sequence[Predictor], settings: Settings, log: Log | None = None) -> Application:
+def create_app(trained_models: Sequence[TrainedModel], settings: ServerSettings, log: Log | None = None) -> Application:
     """Build the application around these models."""
-    log, metrics, running = log or Log(), Metrics(), Running()
+    log, metrics, running = log or Log(), ServerMetrics(), Running()
     batcher = Batcher(settings, metrics.batch)
-    served = Served(predictors, batcher, settings)
+    served = InferenceService(trained_models, batcher, settings)
     metrics.follow(lambda: batcher.waiting, lambda: float(running.taking))
 
     @asynccontextmanager
@@ -69,7 +69,7 @@ def create_app(predictors: Sequence[Predictor], settings: Settings, log: Log | N
         yield
         running.ready = False
         batcher.close()
-        served.clerks.shutdown()
+        served.cpu_pool.shutdown()
 
     app = FastAPIOffline(
         title="bertvision",
@@ -84,7 +84,7 @@ def create_app(predictors: Sequence[Predictor], settings: Settings, log: Log | N
     add_problems(app)
 
     @app.post("/v1/predict", responses={200: {"model": Answers}, **PROBLEMS}, tags=["answers"])
-    async def predict(ask: Ask, request: Request) -> Response:
+    async def predict(ask: PredictRequest, request: Request) -> Response:
         """Answer one or many items with one or many models; a text is read once per backbone."""
         if running.draining:
             return shutting_down()
@@ -118,7 +118,7 @@ def create_app(predictors: Sequence[Predictor], settings: Settings, log: Log | N
 
     kserve.add_routes(app, served, running)
     add_page(app)
-    guard = Guard(app, settings, log, metrics, lambda: batcher.retry_after)
+    guard = RequestMiddleware(app, settings, log, metrics, lambda: batcher.retry_after)
     return Application(guard, running, served)
 
 

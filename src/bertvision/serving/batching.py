@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from bertvision import runtime
-from bertvision.activations import Tokens
+from bertvision import threads
 from bertvision.errors import BertVisionError
-from bertvision.serving.settings import Settings
-from bertvision.trunks import Trunk
+from bertvision.serving.settings import ServerSettings
+from bertvision.shared_encoders import SharedEncoder
+from bertvision.states import TokenBatches
 from bertvision.types import Features
 
 MOST_ROWS = 256
@@ -41,10 +41,10 @@ class TooLate(BertVisionError):
 
 
 @dataclass(eq=False)
-class Row:
+class QueuedRow:
     """One window of text on its way through a trunk, with the heads that shall read it."""
 
-    trunk: Trunk
+    shared_encoder: SharedEncoder
     tokens: dict[str, np.ndarray]
     pad_ids: dict[str, int]
     deadline: float
@@ -70,10 +70,14 @@ class Done:
     seconds: float
 
 
-def choose(waiting: Sequence[Row], budget: int) -> list[Row]:
+def choose(waiting: Sequence[QueuedRow], budget: int) -> list[QueuedRow]:
     """Return the rows of the next batch: the one that waited longest, and beside it those nearest in length."""
     oldest = waiting[0]
-    alike = [row for row in waiting if row.trunk is oldest.trunk and row.tokens.keys() == oldest.tokens.keys()]
+    alike = [
+        row
+        for row in waiting
+        if row.shared_encoder is oldest.shared_encoder and row.tokens.keys() == oldest.tokens.keys()
+    ]
     order = sorted(range(len(alike)), key=lambda i: (abs(alike[i].length - oldest.length), i))
     chosen, longest = [], 0
     for i in order[:MOST_ROWS]:
@@ -84,7 +88,7 @@ def choose(waiting: Sequence[Row], budget: int) -> list[Row]:
     return chosen
 
 
-def read(rows: Sequence[Row]) -> list[dict[str, np.ndarray]]:
+def read(rows: Sequence[QueuedRow]) -> list[dict[str, np.ndarray]]:
     """Read rows of one trunk in one forward pass; return each row's logits by head, without padding."""
     lengths = [row.length for row in rows]
     features = Features(
@@ -95,12 +99,12 @@ def read(rows: Sequence[Row]) -> list[dict[str, np.ndarray]]:
         origins=[None] * len(rows),
         seconds=np.array([row.length if row.second is None else row.second for row in rows]),
     )
-    batch = Tokens(features, len(rows), rows[0].pad_ids).collate(np.arange(len(rows)))
+    batch = TokenBatches(features, len(rows), rows[0].pad_ids).collate(np.arange(len(rows)))
     assert isinstance(batch.inputs, dict)
     heads = sorted({head for row in rows for head in row.heads})
     wanted = {head: np.flatnonzero([head in row.heads for row in rows]) for head in heads}
     found: list[dict[str, np.ndarray]] = [{} for _ in rows]
-    for head, logits in rows[0].trunk.read(batch.inputs, batch.mask, wanted).items():
+    for head, logits in rows[0].shared_encoder.read(batch.inputs, batch.mask, wanted).items():
         for place, values in zip(wanted[head].tolist(), logits, strict=True):
             found[place][head] = values[: lengths[place]] if values.ndim == 2 else values
     return found
@@ -113,17 +117,17 @@ class Batcher:
     the slower half; so there are several readers, who share the cores, and a batch that is alone has all of them.
     """
 
-    def __init__(self, settings: Settings, watch: Callable[[Done], None] = lambda done: None):
+    def __init__(self, settings: ServerSettings, watch: Callable[[Done], None] = lambda done: None):
         self.settings = settings
         self.watch = watch
         self.speed = 0.0
         """Tokens a second in full batches, lately; 0: not measured yet."""
-        self._rows: list[Row] = []
+        self._rows: list[QueuedRow] = []
         self._tokens = 0
         self._ready = threading.Condition()
         self._closing = False
         self._busy = 0
-        self.cores = runtime.cores()
+        self.cores = threads.num_threads()
         readers = settings.readers or min(self.cores, MOST_READERS)
         self.budget = max(1, settings.budget // readers)
         """Tokens, with padding, in one reader's batch."""
@@ -145,7 +149,7 @@ class Batcher:
             self._ready.notify_all()
         for reader in self._readers:
             reader.join()
-        runtime.use_cores(self.cores)  # some of its libraries know one number for all threads
+        threads.set_num_threads(self.cores)  # some of its libraries know one number for all threads
 
     @property
     def waiting(self) -> int:
@@ -163,7 +167,7 @@ class Batcher:
         if full or (self.speed and self._tokens / self.speed > 0.8 * timeout):
             raise Overloaded(self.retry_after)
 
-    async def submit(self, rows: Sequence[Row]) -> list[dict[str, np.ndarray]]:
+    async def submit(self, rows: Sequence[QueuedRow]) -> list[dict[str, np.ndarray]]:
         """Queue all of the rows or none; return their logits, or raise when the deadline has come."""
         tokens = sum(row.length for row in rows)
         if tokens > self.settings.room:
@@ -187,7 +191,7 @@ class Batcher:
         before = (0, 0.0)  # rows and seconds of the last batch
         while batch := self._next(before):
             began, sharing = time.monotonic(), self._busy
-            runtime.use_cores(self.cores // sharing)
+            threads.set_num_threads(self.cores // sharing)
             results = _read_apart(batch)
             seconds = time.monotonic() - began
             lengths = [row.length for row in batch]
@@ -201,7 +205,7 @@ class Batcher:
             self.watch(done)
             self._loop.call_soon_threadsafe(_deliver, batch, results)
 
-    def _next(self, before: tuple[int, float]) -> list[Row]:
+    def _next(self, before: tuple[int, float]) -> list[QueuedRow]:
         """Wait for rows, and take a batch of them; empty: it is over."""
         with self._ready:
             while True:
@@ -233,7 +237,7 @@ class Batcher:
                 return
 
 
-def _read_apart(batch: list[Row]) -> list[dict[str, np.ndarray] | Exception]:
+def _read_apart(batch: list[QueuedRow]) -> list[dict[str, np.ndarray] | Exception]:
     """Read a batch; if that fails, each row alone, so that one bad row spoils no other's answer."""
     try:
         return list(read(batch))
@@ -243,7 +247,7 @@ def _read_apart(batch: list[Row]) -> list[dict[str, np.ndarray] | Exception]:
         return [result for row in batch for result in _read_apart([row])]
 
 
-def _deliver(batch: list[Row], results: list[dict[str, np.ndarray] | Exception]) -> None:
+def _deliver(batch: list[QueuedRow], results: list[dict[str, np.ndarray] | Exception]) -> None:
     """In the event loop: hand out what was found."""
     for row, result in zip(batch, results, strict=True):
         if row.future is None or row.future.done():

@@ -37,7 +37,7 @@ ASKED: Shown = [
 REVIEWS: Shown = [
     ("Warm", ("a warm , funny and quietly moving film",)),
     ("Cold", ("two hours of nothing , and then a sequel is promised",)),
-    ("Mixed", ("the actors do what they can with a script that does not know what it wants",)),
+    ("MixedBatches", ("the actors do what they can with a script that does not know what it wants",)),
 ]
 ACCEPTABLE: Shown = [
     ("Fine", ("The book that she gave me was on the table.",)),

@@ -6,10 +6,10 @@ from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from bertvision.errors import BertVisionError
-from bertvision.predictor import Predictor
-from bertvision.serving.models import Served
 from bertvision.serving.responses import PROBLEMS, as_json, problem, shutting_down
+from bertvision.serving.service import InferenceService
 from bertvision.serving.settings import MOST_TEXTS
+from bertvision.trained_model import TrainedModel
 
 Size = Annotated[int, Field(ge=0, le=2**31)]
 
@@ -69,7 +69,7 @@ class Metadata(BaseModel):
 TYPES = {str: "BYTES", float: "FP64", int: "INT64"}
 
 
-def items_of(infer: Infer, predictor: Predictor) -> list[Any]:
+def items_of(infer: Infer, predictor: TrainedModel) -> list[Any]:
     """Turn columns into items."""
     columns = {tensor.name: tensor.data for tensor in infer.inputs}
     wanted = predictor.task.inputs
@@ -95,7 +95,7 @@ def columns_of(answers: list[dict[str, Any]]) -> list[Output]:
     ]
 
 
-def add_routes(app: FastAPI, served: Served, running: Any) -> None:
+def add_routes(app: FastAPI, served: InferenceService, running: Any) -> None:
     """Add the protocol's routes to `app`."""
     missing: dict[int | str, dict[str, Any]] = {
         404: PROBLEMS[422] | {"description": "No such model."},
@@ -103,7 +103,7 @@ def add_routes(app: FastAPI, served: Served, running: Any) -> None:
         422: PROBLEMS[422],
     }
 
-    def find(name: str) -> Predictor | None:
+    def find(name: str) -> TrainedModel | None:
         return served.models.get(name)
 
     def unknown() -> Response:

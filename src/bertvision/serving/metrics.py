@@ -12,7 +12,7 @@ SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 TOKENS = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
-class Metrics:
+class ServerMetrics:
     """The figures of one server."""
 
     def __init__(self) -> None:

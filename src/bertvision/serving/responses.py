@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 
 from bertvision.errors import BertVisionError
 from bertvision.serving.batching import Overloaded, TooLarge, TooLate
-from bertvision.serving.schema import Ask, Problem
+from bertvision.serving.schema import PredictRequest, Problem
 
 PROBLEMS: dict[int | str, dict[str, Any]] = {
     400: {"model": Problem, "description": "The body is not JSON."},
@@ -30,7 +30,7 @@ SENTENCES = {
     405: "This path takes another method; /docs lists them.",
 }
 # Names of our own in a request; any other key may be a user's text.
-FIELDS = {*Ask.model_fields, "body", "inputs", "name", "shape", "datatype", "data", "id"}
+FIELDS = {*PredictRequest.model_fields, "body", "inputs", "name", "shape", "datatype", "data", "id"}
 
 
 def as_json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:

@@ -11,7 +11,7 @@ Named = Annotated[dict[str, str], Field(min_length=1, max_length=8)]
 Item = str | Pair | Named
 
 
-class Ask(BaseModel):
+class PredictRequest(BaseModel):
     """One or many items, for one or many models."""
 
     model_config = ConfigDict(
@@ -111,7 +111,7 @@ class Model(BaseModel):
     inputs: list[str]
     answers: str = Field(description="class, score or span.")
     classes: list[str]
-    backbone: str
+    encoder: str
     weights: str = Field(description="The hash of its backbone: models with the same one share a forward pass.")
     passes: int
     runs_on: str
@@ -124,7 +124,7 @@ class Model(BaseModel):
     examples: list[Example]
 
 
-class Backbone(BaseModel):
+class Encoder(BaseModel):
     """An encoder, and the models that share its forward pass."""
 
     name: str
@@ -136,7 +136,7 @@ class Models(BaseModel):
     """What is served."""
 
     models: list[Model]
-    backbones: list[Backbone]
+    encoders: list[Encoder]
     note: str = Field(description="How many forward passes a request to all models takes, in words.")
 
 

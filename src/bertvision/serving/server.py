@@ -11,10 +11,10 @@ from types import FrameType
 import uvicorn
 
 from bertvision.errors import BertVisionError
-from bertvision.predictor import Predictor
 from bertvision.serving.app import Running, create_app
 from bertvision.serving.logs import Log, catch_library_logs
-from bertvision.serving.settings import Settings
+from bertvision.serving.settings import ServerSettings
+from bertvision.trained_model import TrainedModel
 
 SWITCH = 0.0005
 """Seconds a thread may keep Python to itself; with the usual 5 ms, event loop and forward pass wait for one another."""
@@ -57,8 +57,8 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def serve(
-    predictors: Sequence[Predictor],
-    settings: Settings,
+    trained_models: Sequence[TrainedModel],
+    settings: ServerSettings,
     host: str,
     port: int,
     ready: Callable[[str, str], None] = lambda url, note: None,
@@ -66,7 +66,7 @@ def serve(
     """Serve until SIGTERM or SIGINT; `ready` is told the address once the port is bound."""
     log = Log()
     sock = listen(host, port)
-    app = create_app(predictors, settings, log)
+    app = create_app(trained_models, settings, log)
     catch_library_logs(log)
     config = uvicorn.Config(
         app.guard,

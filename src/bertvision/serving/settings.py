@@ -7,7 +7,7 @@ MOST_TEXTS = 512
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class ServerSettings:
     """Limits of a server; each is refused with a sentence that names it."""
 
     budget: int = 4096

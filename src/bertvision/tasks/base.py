@@ -34,7 +34,7 @@ class Example:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Data:
+class DataSplits:
     """The splits of a data set as its source gives them."""
 
     train: list[Example]
@@ -46,7 +46,7 @@ class Data:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class DataRequest:
     """Which data to load; the same for every task."""
 
     data_dir: str = ""
@@ -90,7 +90,7 @@ class Task(ABC):
         """Where the data can come from."""
 
     @abstractmethod
-    def load(self, request: Request) -> Data:
+    def load(self, request: DataRequest) -> DataSplits:
         """Find the data where `request` says, and read every row of it."""
 
     @abstractmethod
@@ -102,7 +102,9 @@ class Task(ABC):
         """Tokenize; cut long contexts into windows."""
 
     @abstractmethod
-    def carve(self, examples: Sequence[Example], share: float, seed: int) -> tuple[list[Example], list[Example]]:
+    def split_validation(
+        self, examples: Sequence[Example], share: float, seed: int
+    ) -> tuple[list[Example], list[Example]]:
         """Split train into (train, validation)."""
 
     @abstractmethod

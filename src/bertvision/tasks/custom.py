@@ -16,7 +16,7 @@ MOST_CLASSES = 20
 """Whole numbers with more distinct values than this are taken for scores."""
 
 
-def custom(
+def task_from_files(
     train: str,
     dev: str = "",
     validation: str = "",

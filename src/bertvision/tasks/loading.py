@@ -6,19 +6,21 @@ from typing import Any
 
 from bertvision.errors import BertVisionError
 from bertvision.sources import answers
-from bertvision.tasks.base import Data, Request
+from bertvision.tasks.base import DataRequest, DataSplits
 from bertvision.tasks.reading import Table
 
 SOURCES = ("local", "hub", "registry")
 
-Loader = Callable[[Request], Data]
+Loader = Callable[[DataRequest], DataSplits]
 
 
 class HubUnreachable(BertVisionError):
     """The Hub did not answer and its local cache lacks the data set, so another source may be tried."""
 
 
-def load_data(name: str, request: Request, *, local: Loader, hub: Loader, registry: Loader | None, files: str) -> Data:
+def load_from_source(
+    name: str, request: DataRequest, *, local: Loader, hub: Loader, registry: Loader | None, files: str
+) -> DataSplits:
     """Load task `name` from the source that `request` names, or from the first that has it."""
     if request.source not in ("", *SOURCES):
         raise BertVisionError(f"Unknown source {request.source!r}. Known: {', '.join(SOURCES)}.")
@@ -47,7 +49,7 @@ def load_data(name: str, request: Request, *, local: Loader, hub: Loader, regist
         return registry(request)
 
 
-def find_directory(request: Request, name: str, folder: str, files: Sequence[str]) -> Path:
+def find_directory(request: DataRequest, name: str, folder: str, files: Sequence[str]) -> Path:
     """Return the directory of a task: `folder` inside the data directory, or that directory itself."""
     root = Path(request.data_dir).expanduser()
     if not root.is_dir():
@@ -96,7 +98,7 @@ def _table(content: Any, path: str, config: str, split: str) -> Table:
     return Table(source=source, stem=split, columns=list(values), rows=rows, lines=range(1, len(rows) + 1))
 
 
-def check_rows(name: str, found: Sequence[int], official: Sequence[int], request: Request, *, strict: bool) -> None:
+def check_rows(name: str, found: Sequence[int], official: Sequence[int], request: DataRequest, *, strict: bool) -> None:
     """Refuse counts of rows that are not the official ones; of a user's own files just say so."""
     if not official or tuple(found) == tuple(official):
         return

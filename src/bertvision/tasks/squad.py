@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from bertvision.errors import BertVisionError
-from bertvision.tasks.base import Data, Example, Request, Task, check_answers
+from bertvision.tasks.base import DataRequest, DataSplits, Example, Task, check_answers
 from bertvision.tasks.calibration import calibration_error, fit_scale, sigmoid
 from bertvision.tasks.decoding import Answer, decode, no_answer_margins, probabilities
-from bertvision.tasks.loading import check_rows, find_directory, hub_tables, load_data
+from bertvision.tasks.loading import check_rows, find_directory, hub_tables, load_from_source
 from bertvision.tasks.metrics import accuracy, best_threshold, compare, f1
 from bertvision.tasks.origins import Own
 from bertvision.tasks.reading import Table, question, read_squad
@@ -70,7 +70,7 @@ class SquadTask(Task):
         """Read one file in the SQuAD format."""
         return read_squad(path)
 
-    def load(self, request: Request) -> Data:
+    def load(self, request: DataRequest) -> DataSplits:
         """Find the data where `request` says, and read every question of it."""
         if self.own:
             if request.data_dir or request.source not in ("", "local"):
@@ -78,14 +78,16 @@ class SquadTask(Task):
             data = self._load_own(self.own, request)
         else:
             files = "train-v2.0.json, dev-v2.0.json (or the same of v1.1)"
-            data = load_data(self.name, request, local=self._load_local, hub=self._load_hub, registry=None, files=files)
+            data = load_from_source(
+                self.name, request, local=self._load_local, hub=self._load_hub, registry=None, files=files
+            )
         if self.answerable and len({bool(example.label) for example in data.train}) < 2:
             raise BertVisionError(
                 f"{self.name} needs questions with and without answers, as in SQuAD 2.0; got one kind."
             )
         return data
 
-    def _load_local(self, request: Request) -> Data:
+    def _load_local(self, request: DataRequest) -> DataSplits:
         root = Path(request.data_dir).expanduser()
         old = not any((place / "train-v2.0.json").exists() for place in (root, root / "squad2")) and any(
             (place / "train-v1.1.json").exists() for place in (root, root / "squad")
@@ -103,29 +105,33 @@ class SquadTask(Task):
         )
         official = (87_599, 10_570) if old else ROWS
         check_rows(f"SQuAD {version}", [len(data.train), len(data.dev)], official, request, strict=False)
-        return Data(train=data.train, dev=data.dev, validation=data.validation, source=f"local directory {directory}")
+        return DataSplits(
+            train=data.train, dev=data.dev, validation=data.validation, source=f"local directory {directory}"
+        )
 
-    def _load_own(self, own: Own, request: Request) -> Data:
+    def _load_own(self, own: Own, request: DataRequest) -> DataSplits:
         train = read_squad(Path(own.train), training=True)
         validation = read_squad(Path(own.validation)) if own.validation else None
         if own.dev:
             dev = read_squad(Path(own.dev))
         else:
-            train, dev = self.carve(train, 0.2, 0)
+            train, dev = self.split_validation(train, 0.2, 0)
             request.notify(
                 f"No dev file: {len(dev):,} questions of {own.train}, in whole articles, are held out for it."
             )
-        return Data(train=train, dev=dev, validation=validation, source=f"files {own.train}")
+        return DataSplits(train=train, dev=dev, validation=validation, source=f"files {own.train}")
 
-    def _load_hub(self, request: Request) -> Data:
+    def _load_hub(self, request: DataRequest) -> DataSplits:
         train, dev = (_questions(table) for table in hub_tables(self.hub, "", ["train", "validation"]))
         if self.hub == HUB:
             check_rows(self.name, [len(train), len(dev)], ROWS, request, strict=True)
-        return Data(train=train, dev=dev, source=f"Hugging Face Hub, {self.hub}")
+        return DataSplits(train=train, dev=dev, source=f"Hugging Face Hub, {self.hub}")
 
     # Dividing
 
-    def carve(self, examples: Sequence[Example], share: float, seed: int) -> tuple[list[Example], list[Example]]:
+    def split_validation(
+        self, examples: Sequence[Example], share: float, seed: int
+    ) -> tuple[list[Example], list[Example]]:
         """Split train into (train, validation) by whole articles; by whole passages if there is one article only."""
         count = count_of(share, len(examples))
         groups = strata_of([example.group for example in examples])
@@ -197,9 +203,9 @@ class SquadTask(Task):
         if "null_slope" not in settings:
             return {}
         margins, truth = _margins(decode(predictions, features), examples)
-        scaled = sigmoid(settings["null_slope"] * margins + settings["null_bias"])
+        scale_loss = sigmoid(settings["null_slope"] * margins + settings["null_bias"])
         return {
-            "no_answer_error": calibration_error(scaled, truth),
+            "no_answer_error": calibration_error(scale_loss, truth),
             "no_answer_error_uncalibrated": calibration_error(sigmoid(margins), truth),
         }
 

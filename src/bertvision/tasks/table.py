@@ -176,7 +176,7 @@ _ROWS: list[SquadTask | TextTask] = [
 TASKS: dict[str, Task] = {task.name: task for task in _ROWS}
 
 
-def restore(description: dict[str, Any]) -> Task:
+def task_from_dict(description: dict[str, Any]) -> Task:
     """Rebuild a task from what `Task.describe` returned."""
     fields: dict[str, Any] = {key: tuple(each) if isinstance(each, list) else each for key, each in description.items()}
     kind, own = fields.pop("kind", ""), fields.pop("own", None)

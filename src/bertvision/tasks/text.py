@@ -12,9 +12,9 @@ from torch import Tensor
 
 from bertvision.errors import BertVisionError
 from bertvision.sources import PACKAGES
-from bertvision.tasks.base import Data, Example, Request, Task, check_answers, rows_in_order
+from bertvision.tasks.base import DataRequest, DataSplits, Example, Task, check_answers, rows_in_order
 from bertvision.tasks.encoding import encode_texts
-from bertvision.tasks.loading import check_rows, find_directory, hub_tables, load_data
+from bertvision.tasks.loading import check_rows, find_directory, hub_tables, load_from_source
 from bertvision.tasks.metrics import METRICS
 from bertvision.tasks.origins import Hub, Local, Own, Registry, as_number, label_name, row_ids
 from bertvision.tasks.reading import Table, read_table
@@ -77,9 +77,9 @@ class TextTask(Task):
     def read(self, path: Path, notify: Callable[[str], None]) -> list[Example]:
         """Read one labelled file: in the official format, or for the user's own task in any that it reads."""
         table = self.local.read(path) if self.local else read_table(path)
-        return self.examples(table, Request(notify=notify), named=self.local is None)
+        return self.examples(table, DataRequest(notify=notify), named=self.local is None)
 
-    def load(self, request: Request) -> Data:
+    def load(self, request: DataRequest) -> DataSplits:
         """Find the data where `request` says, and read every row of it."""
         if self.own:
             return self._load_own(self.own, request)
@@ -87,7 +87,7 @@ class TextTask(Task):
         if not local or not self.hub:
             raise BertVisionError(f"The task {self.name!r} comes from another version; this one knows no data for it.")
         names = [local.train, local.dev] + [local.mismatched] * bool(local.mismatched)
-        return load_data(
+        return load_from_source(
             self.name,
             request,
             local=self._load_local,
@@ -96,7 +96,7 @@ class TextTask(Task):
             files=f"{', '.join(names)} (also in a folder {local.folder}/)",
         )
 
-    def _load_local(self, request: Request) -> Data:
+    def _load_local(self, request: DataRequest) -> DataSplits:
         assert self.local and self.hub
         directory = find_directory(request, self.name, self.local.folder, [self.local.train, self.local.dev])
         train, dev = (
@@ -112,9 +112,9 @@ class TextTask(Task):
         check_rows(self.name, found, self.hub.rows[: len(found)], request, strict=False)
         chosen = directory / f"validation{Path(self.local.train).suffix}"
         validation = self.examples(self.local.read(chosen), request) if chosen.is_file() else None
-        return Data(train=train, dev=dev, validation=validation, source=f"local directory {directory}")
+        return DataSplits(train=train, dev=dev, validation=validation, source=f"local directory {directory}")
 
-    def _load_hub(self, request: Request) -> Data:
+    def _load_hub(self, request: DataRequest) -> DataSplits:
         hub = self.hub
         assert hub
         splits = ["train", hub.dev] + [hub.mismatched] * bool(hub.mismatched)
@@ -124,17 +124,19 @@ class TextTask(Task):
             for table, group in zip(hub_tables(hub.path, hub.config, splits), groups, strict=False)
         ]
         check_rows(self.name, [len(part) for part in parts], hub.rows, request, strict=True)
-        return Data(train=parts[0], dev=sum(parts[1:], []), source=f"Hugging Face Hub, {hub.path} {hub.config}".strip())
+        return DataSplits(
+            train=parts[0], dev=sum(parts[1:], []), source=f"Hugging Face Hub, {hub.path} {hub.config}".strip()
+        )
 
-    def _load_registry(self, request: Request) -> Data:
+    def _load_registry(self, request: DataRequest) -> DataSplits:
         registry = self.registry
         assert registry
         train, dev = (self.examples(table, request) for table in registry.read(request.cache))
         check_rows(self.name, [len(train), len(dev)], registry.rows, request, strict=True)
         version = PACKAGES[registry.package].version
-        return Data(train=train, dev=dev, source=f"package registry, {registry.package} {version}")
+        return DataSplits(train=train, dev=dev, source=f"package registry, {registry.package} {version}")
 
-    def _load_own(self, own: Own, request: Request) -> Data:
+    def _load_own(self, own: Own, request: DataRequest) -> DataSplits:
         if request.data_dir or request.source not in ("", "local"):
             raise BertVisionError(f"{self.name} reads its own files ({own.train}); it takes no other source.")
         train, dev, validation = (
@@ -150,12 +152,12 @@ class TextTask(Task):
             request.notify(
                 f"No dev file: {len(dev):,} rows of {own.train} (20 %, the same each time) are held out for it."
             )
-        return Data(train=train, dev=dev, validation=validation, source=f"files {own.train}")
+        return DataSplits(train=train, dev=dev, validation=validation, source=f"files {own.train}")
 
     def examples(
         self,
         table: Table,
-        request: Request,
+        request: DataRequest,
         *,
         texts: tuple[str, ...] = (),
         label: str = "",
@@ -210,7 +212,9 @@ class TextTask(Task):
             return np.zeros(len(examples), dtype=np.int64)
         return quantile_bins([example.label for example in examples])
 
-    def carve(self, examples: Sequence[Example], share: float, seed: int) -> tuple[list[Example], list[Example]]:
+    def split_validation(
+        self, examples: Sequence[Example], share: float, seed: int
+    ) -> tuple[list[Example], list[Example]]:
         """Split train into (train, validation), each in the data's proportions."""
         count = count_of(share, len(examples))
         held = set(draw(self.strata(examples), count, seed, leave=1).tolist())

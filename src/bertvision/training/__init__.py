@@ -1,7 +1,7 @@
 """Train models over batches, and let them predict."""
 
-from bertvision.training.loop import Grade, Loss, fit, rate
-from bertvision.training.predicting import predict
-from bertvision.training.student import Student
+from bertvision.training.loop import Loss, ValidationScore, fit, rate
+from bertvision.training.prediction import predict
+from bertvision.training.train_state import TrainState
 
-__all__ = ["Grade", "Loss", "Student", "fit", "predict", "rate"]
+__all__ = ["ValidationScore", "Loss", "TrainState", "fit", "predict", "rate"]

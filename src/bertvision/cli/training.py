@@ -1,0 +1,284 @@
+"""Commands that do the work: run, finetune, train, evaluate, score, ensemble, demo."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from bertvision.cli import output
+from bertvision.cli.options import experiment_flags
+from bertvision.config import Experiment, make
+from bertvision.errors import BertVisionError
+from bertvision.progress import SPEAKS
+
+Root = Annotated[Path, typer.Option("--runs", help="Where runs are kept.")]
+Cluster = Annotated[str, typer.Option("--cluster", help="Ray cluster to work on: ray://HOST:PORT, or auto.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+# The demo's rows are few enough for two cores and a quarter of an hour; its scores are those of a subset.
+DEMO = {"limit": 3000, "source": "registry", "fractions": [0.3, 1.0], "head_fractions": [0.3]}
+DEMO_HEADS = ["learned", "adapter:token_pooling=cls", "adapter:token_pooling=mean", "adapter:token_pooling=max"]
+DEMO_TASKS = {
+    "stsb": [("A man is playing a guitar.", "Somebody plays an instrument.")],
+    "rotten-tomatoes": ["a warm , funny and quietly moving film"],
+}
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `app`."""
+    for command in (run, finetune, train):
+        app.command()(experiment_flags(command))
+    for command in (evaluate, score, ensemble, demo):
+        app.command()(command)
+
+
+def run(experiment: Experiment, root: Root = Path("runs"), as_json: Json = False) -> None:
+    """The whole line: fine-tune, train heads and controls, ensemble, score.
+
+    Example: bertvision run --task stsb --limit 1000 --heads learned,adapter:token_pooling=max
+    """
+    from bertvision import pipeline
+
+    if "," in experiment.task:
+        _run_multitask(experiment, root, as_json)
+        return
+    result = pipeline.run(experiment, root=root)
+    _print_comparison(result, as_json)
+
+
+def _run_multitask(experiment: Experiment, root: Path, as_json: bool) -> None:
+    """One backbone for all tasks, and the backbone of each task alone beside it."""
+    from bertvision import pipeline
+
+    each = _apart(experiment)
+    rows = []
+    for task, runs in pipeline.run_multitask(each, root).items():
+        alone = pipeline.run(next(one for one in each if one.task == task), root=root)
+        for shared, found in ((True, runs), (False, alone.runs)):
+            rows += [
+                {
+                    "task": task,
+                    "encoder": "shared" if shared else "its own",
+                    "fraction": run.experiment["fraction"],
+                    "name": run.name,
+                    "kind": run.kind,
+                    "primary": run.metrics["primary"],
+                    "score": run.metrics["score"],
+                    "interval": run.metrics["interval"],
+                    "validation": run.validation_score[0],
+                    "directory": str(run.directory),
+                }
+                for run in found
+            ]
+    if as_json:
+        output.as_json(rows)
+        return
+    table = [
+        {
+            "task": row["task"],
+            "encoder": row["encoder"],
+            "fraction": f"{row['fraction']:g}",
+            "model": row["name"],
+            "score": f"{row['score'][row['primary']]:.2f} {row['primary']}",
+            "95 %": "{:.2f} - {:.2f}".format(*row["interval"]),
+            "validation": f"{row['validation']:.2f}",
+        }
+        for row in rows
+    ]
+    output.table(table, numbers=["fraction", "score", "95 %", "validation"])
+    print("Runs on the shared backbone answer with one forward pass for all: bertvision serve RUN RUN ...")
+
+
+def finetune(experiment: Experiment, root: Root = Path("runs"), as_json: Json = False) -> None:
+    """Fine-tune a backbone; save and score it at every fraction.
+
+    Example: bertvision finetune --task rotten-tomatoes --fractions 0.1,0.3,1 --limit 2000
+    """
+    from bertvision import pipeline
+
+    if "," in experiment.task:
+        members = [(each.data, each.checkpoints) for each in pipeline.finetune_multitask(_apart(experiment), root)]
+    else:
+        data = pipeline.load_data(experiment)
+        members = [(data, pipeline.finetune(data, root))]
+    curves = [_curve(data, checkpoints) for data, checkpoints in members]
+    if as_json:
+        output.as_json([row for rows in curves for row in rows])
+        return
+    for (data, checkpoints), rows in zip(members, curves, strict=True):
+        key = data.task.primary
+        table = [
+            {
+                "fraction": f"{row['fraction']:g}",
+                "training loss": f"{row['training_loss']:.4f}",
+                "seconds": f"{row['seconds']:.0f}",
+                f"validation {key}": f"{row['validation'][key]:.2f}",
+                f"dev {key}": f"{row['score'][key]:.2f}",
+            }
+            for row in rows
+        ]
+        output.table(table, data.task.name if len(members) > 1 else "", numbers=list(table[0]))
+        print(f"Backbones: {checkpoints.directory}")
+
+
+def _apart(experiment: Experiment) -> list[Experiment]:
+    """One experiment for each task that `--task a,b,c` names."""
+    from dataclasses import replace
+
+    return [replace(experiment, task=task.strip()) for task in experiment.task.split(",")]
+
+
+def _curve(data: Any, checkpoints: Any) -> list[dict[str, Any]]:
+    """BERT at every fraction."""
+    from bertvision import pipeline
+
+    runs = [pipeline.bert_run(data, pipeline.open_checkpoint(data, checkpoints, f)) for f in checkpoints.fractions]
+    return [
+        {
+            "task": data.task.name,
+            "fraction": run.experiment["fraction"],
+            "training_loss": run.metrics["training_loss"],
+            "seconds": run.metrics["seconds"]["total"],
+            "saving_seconds": checkpoints.checkpoint(run.experiment["fraction"])["saving_seconds"],
+            "validation": run.metrics["validation"],
+            "score": run.metrics["score"],
+            "encoder": str(run.encoder.resolve()),
+        }
+        for run in runs
+    ]
+
+
+def train(experiment: Experiment, root: Root = Path("runs"), as_json: Json = False) -> None:
+    """Train heads (and their controls) on the states of a fine-tuned backbone; fine-tunes it first if need be.
+
+    Example: bertvision train --task stsb --limit 1000 --at 0.3 --heads adapter:size=32,token_pooling=max
+    """
+    from dataclasses import replace
+
+    from bertvision import pipeline
+
+    experiment = replace(experiment, fractions=experiment.head_fractions or [min(experiment.fractions)])
+    result = pipeline.run(experiment, root=root)
+    _print_comparison(result, as_json)
+
+
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="Directory of a finished run.")],
+    data: Annotated[Path | None, typer.Option(help="Score this labelled file instead of dev.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Score a run again: its saved dev predictions, or a labelled file that it predicts now.
+
+    Example: bertvision evaluate runs/stsb/minilm/0a1b2c3d/0.3/bert-4e5f6a7b
+    """
+    from bertvision import pipeline, trained_model
+    from bertvision.runs import open_run
+
+    found = open_run(run)
+    if data is None:
+        experiment_data = pipeline.load_data(pipeline.experiment_of(found))
+        scores = pipeline.rescore(experiment_data, found)
+    else:
+        scores = trained_model.load(found).score_file(data)
+    _print_scores(scores, as_json)
+
+
+def score(
+    task: Annotated[str, typer.Argument(help="squad2")],
+    data: Annotated[Path, typer.Option(help="Data in the official format, e.g. dev-v2.0.json.")],
+    predictions: Annotated[Path, typer.Option(help="Predictions in the official format: {id: text}.")],
+    no_answer: Annotated[Path | None, typer.Option(help="No-answer scores: {id: number}.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Score any SQuAD prediction file as the official script does.
+
+    Example: bertvision score squad2 --data dev-v2.0.json --predictions preds.json
+    """
+    from bertvision.errors import lookup
+    from bertvision.tasks import score_file
+
+    lookup({"squad2": None}, task, "task with an official prediction file")
+    _print_scores(score_file(data, predictions, no_answer), as_json)
+
+
+def ensemble(
+    runs: Annotated[list[Path], typer.Argument(help="Directories of two or more finished runs on the same data.")],
+    how: Annotated[str, typer.Option(help="max, mean or product of the softmaxes.")] = "max",
+    as_json: Json = False,
+) -> None:
+    """Combine runs, and score the result.
+
+    Example: bertvision ensemble RUN/bert-4e5f6a7b RUN/adapter-0a1b2c3d --how mean
+    """
+    from bertvision import pipeline
+    from bertvision.runs import open_run
+
+    members = [open_run(path) for path in runs]
+    if len(members) < 2:
+        raise BertVisionError("An ensemble needs at least two runs.")
+    data = pipeline.load_data(pipeline.experiment_of(members[-1]))
+    made = pipeline.ensemble(data, members[-1].directory.parent, members, how)
+    rows = pipeline.rows(pipeline.Comparison([*members, made], made, made.directory / "metrics.json"))
+    if as_json:
+        output.as_json(rows)
+        return
+    output.table(output.comparison(rows), numbers=output.NUMBERS, bold="chosen")
+    print(f"Run: {made.directory}")
+
+
+def demo(root: Root = Path("runs")) -> None:
+    """Show the whole line on real data, with embedded defaults and no hub: MiniLM on STS-B and Rotten Tomatoes.
+
+    Example: bertvision demo
+    """
+    from bertvision import pipeline, trained_model
+    from bertvision.heads import DEFAULT_HEADS
+    from bertvision.tasks import TASKS
+
+    chosen = []
+    for task, items in DEMO_TASKS.items():
+        heads = list(dict.fromkeys([*DEMO_HEADS, DEFAULT_HEADS[TASKS[task].kind][-1]]))
+        result = pipeline.run(make(task=task, heads=heads, **DEMO), root=root)
+        _print_comparison(result, as_json=False)
+        for item, answer in zip(items, trained_model.load(result.best).predict(items), strict=True):
+            said = item if isinstance(item, str) else " | ".join(item)
+            print(f"\n{said!r} -> {output.answer(answer)}")
+            words = " ".join(json.dumps(text) for text in ([item] if isinstance(item, str) else item))
+            print(f"Ask it yourself: {sys.argv[0]} predict {result.best.directory} {words}\n")
+        chosen.append(str(result.best.directory))
+    print(f"Try both in a browser: {sys.argv[0]} serve {' '.join(chosen)}")
+
+
+def _print_comparison(result: Any, as_json: bool) -> None:
+    from bertvision import pipeline
+
+    rows = pipeline.rows(result)
+    worded = output.comparison(rows)
+    plain = [{key: value for key, value in row.items() if key != "chosen"} for row in worded]
+    text = output.markdown(plain, numbers=[name for name in plain[0] if name != "model"])
+    if SPEAKS:
+        result.file.with_suffix(".md").write_text(text, encoding="utf-8")
+    if as_json:
+        output.as_json(rows)
+        return
+    numbers = [name for name in plain[0] if name != "model"]
+    output.table(worded, numbers=numbers, bold="chosen")
+    print(
+        "* the head that validation prefers; controls are no candidates. 95 %: bootstrap over dev examples, one seed."
+    )
+    at = result.best.experiment["fraction"]
+    rivals = [run for run in result.runs if run.kind in ("bert", "control") and run.experiment["fraction"] == at]
+    above = [f"{run.name} ({run.kind})" for run in rivals if run.validation_score[0] > result.best.validation_score[0]]
+    if above:
+        print(f"  On validation these are above it: {', '.join(above)}.")
+    print(f"Results: {result.file}\nChosen:  {result.best.directory}")
+
+
+def _print_scores(scores: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        output.as_json(scores)
+        return
+    for key, value in scores.items():
+        print(f"{key:24} {value:,.2f}" if isinstance(value, float) else f"{key:24} {value:,}")

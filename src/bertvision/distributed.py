@@ -1,0 +1,76 @@
+"""Processes that train together, as `torchrun` or `accelerate launch` start them. Only this module imports accelerate.
+
+All processes run the same program. The functions here let them share results and agree on decisions. In a single
+process each of them does nothing.
+"""
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as torch_distributed
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+
+@cache
+def accelerator() -> "Accelerator":
+    """Return the Accelerator of this process."""
+    from accelerate import Accelerator  # the import takes seconds that a listing of runs does not need
+
+    # With `cpu=True` processes on CPUs form a group, too; without it, each of them would train alone.
+    return Accelerator(cpu=not torch.accelerator.is_available())
+
+
+def num_processes() -> int:
+    """Return the number of processes in the group."""
+    return accelerator().num_processes
+
+
+def process_index() -> int:
+    """Return the index of this process in the group."""
+    return accelerator().process_index
+
+
+def is_main_process() -> bool:
+    """Return whether this process writes files and prints."""
+    return accelerator().is_main_process
+
+
+def barrier() -> None:
+    """Wait until all processes have reached this call."""
+    if num_processes() > 1:
+        accelerator().wait_for_everyone()
+
+
+def broadcast_decision(flag: bool) -> bool:
+    """Return the main process's `flag` in every process: disk and clock may look different to the others."""
+    return bool(all_reduce_sum(torch.tensor(int(flag and is_main_process())))) if num_processes() > 1 else flag
+
+
+def all_reduce_sum(tensor: Tensor) -> Tensor:
+    """Sum a tensor over all processes, in place on a CPU."""
+    if num_processes() == 1:
+        return tensor
+    local = tensor.to(accelerator().device)
+    torch_distributed.all_reduce(local)
+    return local.to(tensor.device)
+
+
+def average_gradients(model: nn.Module, optimizer: torch.optim.Optimizer, count: int, loss: float) -> float:
+    """Average gradients and loss over the processes, weighted by their numbers of examples; return the mean loss."""
+    if num_processes() == 1:
+        return loss
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    weighted = [torch.zeros_like(p) if p.grad is None else p.grad * count for p in parameters]
+    numbers = torch.tensor([loss * count, count], device=accelerator().device)
+    summed = all_reduce_sum(torch.cat([*(gradient.flatten().float() for gradient in weighted), numbers]))
+    mean = summed[:-1] / summed[-1]
+    for parameter, gradient in zip(parameters, mean[:-1].split([p.numel() for p in parameters]), strict=True):
+        # A parameter that no example reaches has no gradient. Where this process had no examples, the optimizer's
+        # state tells whether others had.
+        if parameter.grad is not None or parameter in optimizer.state:
+            parameter.grad = gradient.view_as(parameter).to(parameter.dtype)
+    return float(mean[-1])

@@ -1,0 +1,32 @@
+"""Any Hugging Face encoder, with all its layers kept. The only room that imports transformers."""
+
+from bertvision.encoders.encoder import Encoder, EncoderWithHead, TwoHeadModel
+from bertvision.encoders.loading import (
+    AUXILIARY_HEAD_FILE,
+    BERT_HEAD_FILE,
+    EncoderInfo,
+    LoadedEncoder,
+    load_encoder,
+    load_encoder_info,
+    save_encoder,
+    tokenizer_hash,
+    weights_hash,
+)
+from bertvision.encoders.table import ENCODERS, EncoderEntry
+
+__all__ = [
+    "ENCODERS",
+    "AUXILIARY_HEAD_FILE",
+    "BERT_HEAD_FILE",
+    "Encoder",
+    "TwoHeadModel",
+    "EncoderEntry",
+    "LoadedEncoder",
+    "EncoderWithHead",
+    "EncoderInfo",
+    "load_encoder",
+    "load_encoder_info",
+    "save_encoder",
+    "tokenizer_hash",
+    "weights_hash",
+]

@@ -1,0 +1,183 @@
+"""An encoder with all its layers kept, and its attention."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from bertvision.cpu_optimizations.dropout import drop, replace_dropout
+from bertvision.cpu_optimizations.packed_linear import packed
+from bertvision.cpu_optimizations.partial_embedding import PartialEmbedding
+from bertvision.encoders.bi_encoding import encode_in_one_row, encode_in_two_rows
+from bertvision.errors import BertVisionError
+
+
+def attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **rest: Any,
+) -> tuple[Tensor, None]:
+    """The library's attention, but for dropout on a CPU: there no fused kernel takes it, and its draws are slow."""
+    special = rest.get("position_bias") is not None or key.shape[1] != query.shape[1]  # biases, shared keys
+    if not dropout or query.device.type != "cpu" or special:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **rest)
+    scores = (query * (query.shape[-1] ** -0.5 if scaling is None else scaling)) @ key.transpose(-1, -2)
+    if attention_mask is not None and attention_mask.dtype == torch.bool:
+        scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
+    elif attention_mask is not None:
+        scores = scores + attention_mask
+    return (drop(scores.softmax(dim=-1), dropout) @ value).transpose(1, 2).contiguous(), None
+
+
+# Families that take positions and see just what a mask of pairs of tokens says.
+_PLACED = {"bert", "electra", "albert", "roberta", "xlm-roberta", "camembert"}
+# Position 0 .. pad_token_id are never used by these families.
+_OFFSET_POSITIONS = {"roberta", "xlm-roberta", "camembert", "mpnet", "longformer"}
+
+
+def first_position(config: Any) -> int:
+    """The position of a text's first token."""
+    return (config.pad_token_id or 0) + 1 if config.model_type in _OFFSET_POSITIONS else 0
+
+
+ATTENTION = "bertvision"
+AttentionInterface.register(ATTENTION, attend)
+AttentionMaskInterface.register(ATTENTION, sdpa_mask)
+
+
+class Encoder(nn.Module):
+    """An encoder without its pooler: tokens -> hidden states of every layer."""
+
+    def __init__(self, model: Any, precision: str = "float32"):
+        super().__init__()
+        self.precision = precision
+        """Of its products; sums, norms, weights and the states themselves are float32."""
+        model.pooler = None  # it belongs to the `last` head; here it would be a parameter without a gradient
+        replace_dropout(model)
+        if model.config._attn_implementation == "sdpa":
+            model.set_attn_implementation(ATTENTION)
+        self.model = model
+        self.layers: int = model.config.num_hidden_layers + 1
+        self.width: int = model.config.hidden_size
+
+    def forward(self, tokens: dict[str, Tensor], mask: Tensor, layers: Sequence[int] | None = None) -> Tensor:
+        """Return every layer, embedding output first, `last_hidden_state` last, or those asked for by their numbers,
+        which rise; below 0 are the layers of texts read apart, counted from behind. (B, T) -> (B, L, T, W)"""
+        numbers = range(self.layers) if layers is None else layers
+        found: list[Tensor] = []
+        if numbers[0] < 0:
+            bi = self._read_bi(tokens, mask)
+            found += [bi(number) for number in numbers if number < 0]
+        if numbers[-1] >= 0:
+            cross = self._read(tokens, mask > 0)
+            found += [cross[number] for number in numbers if number >= 0]
+        return torch.stack(found, dim=1).float()
+
+    def _read(self, tokens: dict[str, Tensor], seen: Tensor) -> list[Tensor]:
+        """Each layer: (B, T, W). `seen`: which tokens are seen, (B, T), or by whom, (B, 1, T, T)."""
+        with self._autocast(seen):
+            output = self.model(**tokens, attention_mask=seen, output_hidden_states=True)
+        # Some families normalize once more after the last layer; what BERT's own head reads must come last.
+        return [*output.hidden_states[:-1], output.last_hidden_state]
+
+    def _read_bi(self, tokens: dict[str, Tensor], mask: Tensor) -> Callable[[int], Tensor]:
+        """Read each text of a pair by itself; return what gives a layer by its number. -> (B, T, W)"""
+        config = self.model.config
+        if config.model_type in _PLACED and config._attn_implementation == ATTENTION:
+            inputs, seen, put_back = encode_in_one_row(tokens, mask, first_position(config))
+        else:
+            inputs, seen, put_back = encode_in_two_rows(tokens, mask)
+        read = self._read(inputs, seen)
+        return lambda number: put_back(read[number])
+
+    def packed(self) -> AbstractContextManager[None]:
+        """Be quicker for a while, if it is frozen and multiplies in bfloat16 on a CPU; the states are the same."""
+        return packed(self.model) if self.precision == "bfloat16" else nullcontext()
+
+    def last(self, tokens: dict[str, Tensor], mask: Tensor) -> Tensor:
+        """Return the last layer alone, for fine-tuning. (B, T) -> (B, 1, T, W)"""
+        with self._autocast(mask):
+            output = self.model(**tokens, attention_mask=mask > 0)
+        return output.last_hidden_state.float().unsqueeze(1)
+
+    def restrict_vocabulary(self, vocabulary: Tensor) -> None:
+        """Train the embeddings of these words only, all that training will meet; called again, of these, too."""
+        table = self.model.get_input_embeddings()
+        if isinstance(table, PartialEmbedding):
+            vocabulary, table = torch.cat([table.vocabulary, vocabulary]).unique(), table.merge_rows()
+        if table.weight.requires_grad:
+            self.model.set_input_embeddings(PartialEmbedding(table, vocabulary))
+
+    @contextmanager
+    def full_table(self) -> Iterator[None]:
+        """Put the whole table of embeddings back for a while, to save it as other programs know it."""
+        vocabulary = self.model.get_input_embeddings()
+        if not isinstance(vocabulary, PartialEmbedding):
+            yield
+            return
+        self.model.set_input_embeddings(vocabulary.merge_rows())
+        try:
+            yield
+        finally:
+            self.model.set_input_embeddings(vocabulary)
+
+    def freeze(self, lowest: int) -> None:
+        """Let training leave the lowest layers, counted as `forward` does, as they are: 1 is the embeddings."""
+        blocks = [
+            each
+            for each in self.model.modules()
+            if isinstance(each, nn.ModuleList) and len(each) == self.layers - 1  # ALBERT has one block for all layers
+        ]
+        parts = [self.model.embeddings, *(blocks[0] if blocks else [])]
+        if not 0 <= lowest <= len(parts):
+            raise BertVisionError(f"Of this backbone 0 to {len(parts)} layers can be frozen, got {lowest}.")
+        for part in parts[:lowest]:
+            part.requires_grad_(False)
+
+    def _autocast(self, mask: Tensor) -> AbstractContextManager[Any]:
+        if self.precision == "float32":
+            return nullcontext()
+        return torch.autocast(mask.device.type, getattr(torch, self.precision))
+
+
+class EncoderWithHead(nn.Module):
+    """A backbone with a head that reads its last layer: what fine-tuning trains."""
+
+    def __init__(self, encoder: Encoder, head: nn.Module):
+        super().__init__()
+        self.encoder = encoder
+        self.head = head
+
+    def forward(self, tokens: dict[str, Tensor], mask: Tensor) -> Tensor:
+        """Tokens -> logits."""
+        return self.head(self.encoder.last(tokens, mask), mask)
+
+
+class TwoHeadModel(nn.Module):
+    """BERT with its own head and another that reads every layer: what fine-tuning through that head trains."""
+
+    def __init__(self, bert: EncoderWithHead, auxiliary_head: nn.Module, lr_scale: float):
+        """`pace`: the rate at which the other head, which starts anew, learns, in the backbone's."""
+        super().__init__()
+        self.bert = bert
+        self.auxiliary_head = auxiliary_head
+        self.lr_scale = lr_scale
+
+    def forward(self, tokens: dict[str, Tensor], mask: Tensor) -> list[Tensor]:
+        """Tokens -> logits of each."""
+        hidden = self.bert.encoder(tokens, mask)
+        return [self.bert.head(hidden, mask), self.auxiliary_head(hidden, mask)]
+
+    def learning_rate_scales(self) -> list[tuple[nn.Module, float]]:
+        """How fast each part learns."""
+        return [(self.bert, 1.0), (self.auxiliary_head, self.lr_scale)]

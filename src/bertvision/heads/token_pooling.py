@@ -1,0 +1,136 @@
+"""Merge the tokens of a sentence or a pair. (B, T, F), mask (B, T) -> (B, F)"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from bertvision.cpu_optimizations.gradients import largest, mix, unit
+from bertvision.errors import lookup
+from bertvision.types import HeadShape
+
+
+class ClsPooling(nn.Module):
+    """Keep [CLS], as BERT does."""
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return x[:, 0]
+
+
+class MeanPooling(nn.Module):
+    """Average over real tokens."""
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return _means(x, (mask > 0).unsqueeze(1)).squeeze(1)
+
+
+class MaxPooling(nn.Module):
+    """Keep each feature's largest value over real tokens."""
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return _largest(x, mask > 0)
+
+
+class AttentionPooling(nn.Module):
+    """Average over real tokens by a learned score of each."""
+
+    def __init__(self, features: int):
+        super().__init__()
+        self.score = nn.Linear(features, 1, bias=False)  # a bias would cancel in the softmax
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        score = self.score(x).squeeze(-1).masked_fill(mask <= 0, torch.finfo(x.dtype).min)
+        return torch.einsum("bt,btf->bf", score.softmax(dim=1), x)
+
+
+class FlattenPooling(nn.Module):
+    """Lay the tokens side by side, up to a fixed length; padding contributes zeros."""
+
+    def __init__(self, tokens: int):
+        super().__init__()
+        self.tokens = tokens
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        if not torch.compiler.is_exporting() and x.shape[1] > self.tokens and mask[:, self.tokens :].any():
+            raise ValueError(f"a head with token_pooling=flatten was built for {self.tokens} tokens, got {x.shape[1]}")
+        x = x * (mask > 0).unsqueeze(-1)
+        # Padded, then cut: others in the batch may be longer, and a graph must not depend on which is the case.
+        return functional.pad(x, (0, 0, 0, self.tokens))[:, : self.tokens].flatten(start_dim=1)
+
+
+class ComparePooling(nn.Module):
+    """What two texts differ in and what they share: |u - v| and u v of their largest values, and of their means.
+
+    u and v are brought to the same size first, so that a product is of the size of its factors. Zeros for one text.
+    """
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        texts = [mask == 1, mask == 2]
+        pair, found = texts[1].any(dim=1, keepdim=True), []
+        for each in ([_largest(x, here) for here in texts], _means(x, torch.stack(texts, dim=1)).unbind(dim=1)):
+            u, v = (unit(torch.where(pair, text, 0.0)) * x.shape[-1] ** 0.5 for text in each)
+            found += [(u - v).abs(), u * v]
+        return torch.cat(found, dim=-1)
+
+
+class AlignPooling(nn.Module):
+    """What each text says that the other does not: every token beside its like in the other text.
+
+    Its like is a mix of the other's tokens, by how much they resemble it. |x - like|, largest over each text, brought
+    to the size that `Compare` has. Zeros for one text.
+    """
+
+    sharpness = 24.0
+    """How much the closest counts more than others: 0 would be the mean of them all."""
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        second = mask == 2
+        first = (mask > 0) & ~second
+        x = unit(x)
+        others = mask.unsqueeze(1) + mask.unsqueeze(2) == 3  # 1 and 2: one text sees the other, nobody padding
+        lacks = (x - mix(x, _away(others, x.dtype), self.sharpness)).abs()
+        found = torch.cat([_largest(lacks, here) for here in (first, second)], dim=-1)
+        return torch.where(second.any(dim=1, keepdim=True), found, 0.0) * x.shape[-1] ** 0.5
+
+
+class ConcatPooling(nn.Module):
+    """Lay the results of several gathers side by side."""
+
+    def __init__(self, *poolings: nn.Module):
+        super().__init__()
+        self.poolings = nn.ModuleList(poolings)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return torch.cat([pooling(x, mask) for pooling in self.poolings], dim=-1)
+
+
+# A sum and a product, whose gradients are cheap; masked copies of x would each cost two more passes over it.
+def _largest(x: Tensor, real: Tensor) -> Tensor:
+    return largest(x, _away(real, x.dtype).unsqueeze(-1))
+
+
+def _away(real: Tensor, dtype: torch.dtype) -> Tensor:
+    """What to add where nothing stands, so that it is never the largest."""
+    return (~real).to(dtype) * (torch.finfo(dtype).min / 2)
+
+
+def _means(x: Tensor, real: Tensor) -> Tensor:
+    """(B, T, F), (B, N, T) -> (B, N, F)"""
+    weight = real.to(x.dtype)
+    return torch.bmm(weight, x) / weight.sum(dim=2, keepdim=True).clamp(min=1)
+
+
+TOKEN_POOLINGS = {
+    "cls": lambda shape, features: ClsPooling(),
+    "mean": lambda shape, features: MeanPooling(),
+    "max": lambda shape, features: MaxPooling(),
+    "attention": lambda shape, features: AttentionPooling(features),
+    "compare": lambda shape, features: ComparePooling(),
+    "align": lambda shape, features: AlignPooling(),
+    "flatten": lambda shape, features: FlattenPooling(shape.tokens),
+}
+
+
+def build_token_pooling(text: str, shape: HeadShape, features: int) -> nn.Module:
+    """Build "max", or "cls+max" for several side by side."""
+    made = [lookup(TOKEN_POOLINGS, name, "token_pooling")(shape, features) for name in text.split("+")]
+    return made[0] if len(made) == 1 else ConcatPooling(*made)

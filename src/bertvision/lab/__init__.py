@@ -1,0 +1,1 @@
+"""The laboratory: studies, search, report and clusters. What a researcher runs."""

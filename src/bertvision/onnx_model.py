@@ -1,0 +1,111 @@
+"""Runs an exported graph, backbone and heads in one, with onnxruntime. The only file that imports it.
+
+exported.json            what is in the graph, and how its answers compared with torch's; written last
+model.onnx               tokens -> the logits of every head; the mask has 2 for tokens of a pair's second text
+config.json, tokenizer*  how text becomes tokens
+runs/<name>/             each run's experiment.json and metrics.json: enough to turn logits into answers
+"""
+
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bertvision.errors import BertVisionError
+from bertvision.files import file_hash, read_json
+from bertvision.runs import Run, open_run
+from bertvision.shared_encoders import AttachedHead
+
+FORMAT = 2
+MANIFEST = "exported.json"
+GRAPH = "model.onnx"
+
+
+def is_exported(directory: Path) -> bool:
+    """Tell whether a directory is a complete export."""
+    return (directory / MANIFEST).is_file()
+
+
+def exported_runs(directory: Path) -> list[Run]:
+    """Return the runs of an export."""
+    return [open_run(directory / path) for path in _manifest(directory)["runs"]]
+
+
+def _manifest(directory: Path) -> dict[str, Any]:
+    manifest = read_json(directory / MANIFEST, "exported model")
+    if manifest.get("format") != FORMAT:
+        raise BertVisionError(f"{directory} was exported in format {manifest.get('format')}; this reads {FORMAT}.")
+    return manifest
+
+
+def onnxruntime() -> Any:
+    """Import onnxruntime, or say how to get it."""
+    try:
+        return import_module("onnxruntime")
+    except ImportError as error:
+        raise BertVisionError("ONNX needs the packages of the extra `onnx`: pip install 'bertvision[onnx]'.") from error
+
+
+class OnnxEncoder:
+    """The graph of an export: a trunk whose heads are outputs."""
+
+    def __init__(self, directory: Path):
+        ort = onnxruntime()
+        manifest = _manifest(directory)
+        if file_hash(directory / GRAPH) != manifest["sha256"]:
+            raise BertVisionError(f"{directory / GRAPH} is not the graph that was exported there. Export it again.")
+        self.weights: str = manifest["weights"]
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        # Between two requests nobody waits for the threads; spinning would take the cores from the tokenizer.
+        options.add_session_config_entry("session.force_spinning_stop", "1")
+        # A step of a batch may be of any size: what the arena keeps for the largest is never given back.
+        options.enable_mem_pattern = False
+        cuda = torch.cuda.is_available() and "CUDAExecutionProvider" in ort.get_available_providers()
+        providers = ["CUDAExecutionProvider", "CPUExecutionProvider"] if cuda else ["CPUExecutionProvider"]
+        try:
+            self.session = ort.InferenceSession(str(directory / GRAPH), options, providers=providers)
+        except Exception as error:  # onnxruntime has one class per way to fail, all private
+            raise BertVisionError(f"onnxruntime cannot read {directory / GRAPH}: {error}") from error
+        self.inputs = [each.name for each in self.session.get_inputs()]
+        self.part_of_graph = ort.RunOptions()
+        self.part_of_graph.only_execute_path_to_fetches = True
+        self.runs_on = f"onnxruntime, {manifest['type']}, on {'cuda' if cuda else 'cpu'}"
+
+    def add(self, run: Run) -> AttachedHead:
+        """Return the run's head: an output of the graph."""
+        return AttachedHead(self, run.experiment["output"])
+
+    def add_own(self, run: Run) -> AttachedHead:
+        """Return BERT's own head: an output of the graph, too."""
+        return AttachedHead(self, run.experiment["own_output"])
+
+    def read(
+        self, inputs: Mapping[str, Tensor], mask: Tensor, wanted: Mapping[str, np.ndarray]
+    ) -> dict[str, np.ndarray]:
+        """Run the part of the graph that leads to the wanted heads."""
+        feeds = {name: each.numpy() for name, each in inputs.items()} | {
+            "attention_mask": mask.numpy().astype(np.int64)
+        }
+        names = list(wanted)
+        found = self.session.run(names, {name: feeds[name] for name in self.inputs}, self.part_of_graph)
+        return {name: each[wanted[name]] for name, each in zip(names, found, strict=True)}
+
+
+def quantize(path: Path) -> None:
+    """Replace the weights of matrix products by int8, a scale per column; activations are scaled as they come."""
+    import onnx
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    model = onnx.load(path)
+    del model.graph.value_info[:]  # shapes from before the exporter folded constants contradict the graph
+    whole = path.with_name("float32.onnx")
+    onnx.save(model, whole)
+    quantize_dynamic(
+        whole, path, weight_type=QuantType.QInt8, per_channel=True, op_types_to_quantize=["MatMul", "Gemm"]
+    )
+    whole.unlink()

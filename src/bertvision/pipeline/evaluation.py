@@ -1,0 +1,146 @@
+"""From logits to scores: choose on validation, score dev, write the run."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bertvision.encoders import EncoderWithHead
+from bertvision.ensembles import combine
+from bertvision.files import read_json, value_hash
+from bertvision.pipeline.data import ExperimentData, Split, fingerprint
+from bertvision.pipeline.finetuning import Checkpoint
+from bertvision.runs import Run, is_finished, save_run
+from bertvision.statistics import interval
+from bertvision.training import ValidationScore
+from bertvision.types import Batches, HeadShape, Predictions
+
+
+def bert_run(data: ExperimentData, checkpoint: Checkpoint, found: dict[str, Predictions] | None = None) -> Run:
+    """Score BERT itself at a fraction; `found` are its predictions, if a pass over the states has made them."""
+    directory = checkpoint.directory / f"bert-{value_hash(fingerprint(data.dev))}"
+    if is_finished(directory):
+        return Run(directory)
+    reader = EncoderWithHead(checkpoint.encoder, checkpoint.last)
+    found = found or {
+        name: data.predict({"bert": reader}, data.ordered(split), split, f"BERT on {name}")["bert"]
+        for name, split in data.held_out.items()
+    }
+    record = read_json(checkpoint.directory / "encoder" / "checkpoint.json", "fine-tuned backbone")
+    parameters = sum(p.numel() for p in reader.parameters())
+    seconds = {"finetune": checkpoint.seconds, "head": 0.0, "total": checkpoint.seconds}
+    extra = {"parameters": parameters, "seconds": seconds, "training_loss": record["training_loss"]}
+    return finish(data, checkpoint, directory, "bert", "BERT", found, extra)
+
+
+def ensemble(data: ExperimentData, point_directory: Path, members: Sequence[Run], how: str) -> Run:
+    """Combine runs into one more; its null threshold and the like come from validation again."""
+    name = " + ".join(member.name for member in members) + f" ({how})"
+    directory = point_directory / f"ensemble-{how}-{value_hash([str(member.directory.name) for member in members])}"
+    if is_finished(directory):
+        return Run(directory)
+    found = {split: combine([m.predictions(split) for m in members], how) for split in ("validation", "dev")}
+    seconds = {
+        "finetune": max(m.metrics["seconds"]["finetune"] for m in members),
+        "head": sum(m.metrics["seconds"]["head"] for m in members),
+    }
+    extra = {
+        "parameters": sum(m.metrics["parameters"] for m in members),
+        "seconds": seconds | {"total": sum(seconds.values())},
+    }
+    experiment = _describe(data, "ensemble", name) | {
+        "how": how,
+        "fraction": max(member.experiment["fraction"] for member in members),
+        "members": [os.path.relpath(member.directory, directory) for member in members],
+    }
+    metrics, outcomes = _measure(data, found)
+    return save_run(directory, experiment, metrics | extra, found, outcomes)
+
+
+def rescore(data: ExperimentData, each: Run) -> dict[str, float]:
+    """Score a run's saved predictions once more."""
+    task, dev, settings = data.task, data.dev, each.metrics["settings"]
+    found = each.predictions()
+    scores = task.score(task.answers(found, dev.features, settings), dev.examples)
+    return scores | task.calibration(found, dev.features, settings, dev.examples)
+
+
+def validation_scores(
+    data: ExperimentData, validation: Batches, models: Mapping[str, nn.Module]
+) -> dict[str, ValidationScore]:
+    """Predict validation with every model, and say how good each is."""
+    split = data.validation
+    found = data.predict(models, validation, split, "validate")
+    return {name: validation_score(data, split, predictions) for name, predictions in found.items()}
+
+
+def validation_score(data: ExperimentData, split: Split, predictions: Predictions) -> ValidationScore:
+    """How good predictions are on validation: official score first, then loss."""
+    task = data.task
+    settings = task.tune(predictions, split.features, split.examples)
+    score = task.score(task.answers(predictions, split.features, settings), split.examples)[task.primary]
+    if task.per_token:
+        return score, 0.0
+    logits, labels = torch.from_numpy(predictions.logits), torch.from_numpy(split.features.labels)
+    return score, -float(task.loss(logits, labels, torch.ones(len(labels), 1, dtype=torch.bool)))
+
+
+def _measure(data: ExperimentData, found: Mapping[str, Predictions]) -> tuple[dict[str, Any], np.ndarray]:
+    """Choose what needs choosing on validation, then score both splits; return dev's outcomes too."""
+    task, scores, outcomes = data.task, {}, np.empty((0, 0))
+    settings = task.tune(found["validation"], data.validation.features, data.validation.examples)
+    for name, split in data.held_out.items():  # dev comes last
+        outcomes = task.outcomes(task.answers(found[name], split.features, settings), split.examples)
+        scores[name] = task.summarize(outcomes)
+    metrics = {
+        "primary": task.primary,
+        "score": scores["dev"],
+        "interval": list(interval(task, [outcomes])),
+        "validation": scores["validation"],
+        "grade": list(validation_score(data, data.validation, found["validation"])),
+        "settings": settings,
+    }
+    dev = data.dev
+    if calibration := task.calibration(found["dev"], dev.features, settings, dev.examples):
+        metrics["calibration"] = calibration
+    return metrics, outcomes
+
+
+def _describe(data: ExperimentData, kind: str, name: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "kind": kind,
+        "task": data.task.describe(),
+        "max_tokens": data.max_tokens,
+        "source": data.source,
+        "settings": data.experiment.to_dict(),
+    }
+
+
+def finish(
+    data: ExperimentData,
+    checkpoint: Checkpoint,
+    directory: Path,
+    kind: str,
+    name: str,
+    found: dict[str, Predictions],
+    extra: dict[str, Any],
+    *,
+    weights: dict[str, Tensor] | None = None,
+    shape: HeadShape | None = None,
+) -> Run:
+    """Score what a model predicted, and write its run."""
+    experiment = _describe(data, kind, name) | {
+        "fraction": checkpoint.fraction,
+        "encoder": data.experiment.encoder,
+        "encoder_path": os.path.relpath(checkpoint.directory / "encoder", directory),
+        "weights": checkpoint.weights,
+        "shape": asdict(shape or data.shape(checkpoint.encoder)),
+    }
+    metrics, outcomes = _measure(data, found)
+    return save_run(directory, experiment, metrics | extra, found, outcomes, weights)

@@ -1,0 +1,223 @@
+"""Train heads and their controls on the states of a fine-tuned backbone."""
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from bertvision import distributed, heads
+from bertvision.errors import BertVisionError
+from bertvision.files import file_lock, value_hash
+from bertvision.heads import LayerSelect, build_for, last_layer_only, set_training_precision, training_dtype, view_of
+from bertvision.pipeline.data import ExperimentData, Notify, fingerprint
+from bertvision.pipeline.evaluation import bert_run, finish, validation_scores
+from bertvision.pipeline.finetuning import Checkpoint
+from bertvision.pipeline.states import states
+from bertvision.progress import say
+from bertvision.runs import Run, is_finished, slug
+from bertvision.training import TrainState, fit
+from bertvision.types import HeadShape, StateView
+
+
+def train_heads(
+    data: ExperimentData, checkpoint: Checkpoint, notify: Notify = say, *, start: Run | None = None
+) -> list[Run]:
+    """Train every head and control on one pass over the states of a fraction; skip those already there.
+
+    With `start`, heads begin with the weights of that run's head, where shapes agree; its read-out is left out if it
+    answers another question.
+    """
+    experiment = data.experiment
+    specs = _with_controls([heads.canonical(spec) for spec in experiment.heads], experiment.controls)
+    places = {spec: checkpoint.directory / _head_directory(data, checkpoint, spec, start) for spec in specs}
+    missing = [spec for spec in specs if not is_finished(places[spec])]
+    if missing:
+        # Killed while the finished heads were being written: their saved state is of all of them.
+        everyone = list(specs)
+        killed = distributed.broadcast_decision(_resume(data, checkpoint, everyone, start).exists())
+        _train(data, checkpoint, everyone if killed else missing, specs, places, notify, start)
+    return [Run(places[spec]) for spec in specs if is_finished(places[spec])]
+
+
+def _train(
+    data: ExperimentData,
+    checkpoint: Checkpoint,
+    todo: list[str],
+    specs: Mapping[str, str],
+    places: Mapping[str, Path],
+    notify: Notify,
+    start: Run | None,
+) -> None:
+    experiment = data.experiment
+    shape = data.shape(checkpoint.encoder, todo)
+    view = view_of(todo, shape)
+    rates = _rates(data)
+    models, configs = {}, {}
+    for spec in todo:
+        for rate in rates:
+            models[f"{spec}@{rate:g}"] = head = new_head(data, spec, shape, view)
+            if start is not None:
+                warm_start(head, start, data.task.describe())
+            configs[f"{spec}@{rate:g}"] = replace(data.heads, learning_rate=rate)
+    began = time.perf_counter()
+    validation = states(data, checkpoint, "validation", view, data.ordered(data.validation), notify)
+    shuffled = data.shuffled(data.heads, labels=experiment.labels)
+    train = states(data, checkpoint, "train", view, shuffled, notify, training_dtype(models.values()))
+    reading = time.perf_counter() - began
+
+    resume = _resume(data, checkpoint, todo, start)
+    with file_lock(resume, wait=False) if distributed.is_main_process() else nullcontext():
+        train_states = fit(
+            models,
+            train,
+            data.task.loss,
+            configs,
+            seed=experiment.seed,
+            validate=partial(validation_scores, data, validation),
+            resume=resume,
+            fingerprint=resume.stem,
+            label=f"train {len(models)} heads" if len(models) > 1 else f"train {todo[0]}",
+            notify=notify,
+        )
+    chosen = {spec: _best_rate(train_states, spec, rates) for spec in todo}
+    alive = {spec: train_state for spec, train_state in chosen.items() if train_state is not None}
+    if not alive:
+        raise BertVisionError("Every head diverged; a smaller train.learning_rate may help.")
+    final = {spec: train_state.model for spec, train_state in alive.items()}
+    layers = checkpoint.encoder.layers
+    final["bert"] = LayerSelect(checkpoint.last, [layers - 1]).through(view, layers)  # free
+    dev = states(data, checkpoint, "dev", view, data.ordered(data.dev), notify)
+    batches = {"validation": validation, "dev": dev}
+    found = {
+        name: data.predict(final, batches[name], split, f"heads on {name}") for name, split in data.held_out.items()
+    }
+    bert_run(data, checkpoint, {name: each["bert"] for name, each in found.items()})
+    for spec, train_state in alive.items():
+        own, shared = train_state.seconds, train_state.shared_seconds + reading
+        extra = {
+            "parameters": sum(p.numel() for p in train_state.model.parameters()),
+            "seconds": {
+                "finetune": checkpoint.seconds,
+                "head": own + shared,
+                "total": checkpoint.seconds + own + shared,
+            },
+            "seconds_apart": {"states": shared, "head": own},
+            "best_epoch": train_state.best_epoch,
+            "epochs": len(train_state.validation_scores),
+            "validation_by_epoch": [validation_score[0] for validation_score in train_state.validation_scores],
+            "training_loss": train_state.losses[train_state.best_epoch - 1],
+            "learning_rate": train_state.optim.learning_rate,
+        }
+        predictions = {name: each[spec] for name, each in found.items()}
+        weights = {key: value.cpu() for key, value in train_state.model.state_dict().items()}
+        finish(data, checkpoint, places[spec], specs[spec], spec, predictions, extra, weights=weights, shape=shape)
+    resume.unlink(missing_ok=True)
+
+
+def evaluate_at(data: ExperimentData, runs: Sequence[Run], checkpoint: Checkpoint, notify: Notify = say) -> list[Run]:
+    """Score trained heads on the states of another point; thresholds and the like are chosen there anew."""
+    dev = fingerprint(data.dev)
+    places = [
+        checkpoint.directory / f"{slug(run.name)}-carried-{value_hash([run.directory.name, dev])}" for run in runs
+    ]
+    missing = {place: run for place, run in zip(places, runs, strict=True) if not is_finished(place)}
+    for shape in dict.fromkeys(HeadShape(**run.experiment["shape"]) for run in missing.values()):
+        alike = {place: run for place, run in missing.items() if HeadShape(**run.experiment["shape"]) == shape}
+        view = view_of([run.name for run in alike.values()], shape)
+        models = {place.name: build_for(run.name, shape, view) for place, run in alike.items()}
+        for place, run in alike.items():
+            models[place.name].load_state_dict(run.weights())
+        label = f"{len(models)} heads" if len(models) > 1 else next(iter(alike.values())).name
+        found = {}
+        for name, split in data.held_out.items():
+            batches = states(data, checkpoint, name, view, data.ordered(split), notify)
+            found[name] = data.predict(models, batches, split, f"{label} on {name}")
+        for place, run in alike.items():
+            # It cost what its own training cost; the states it reads now cost what their backbone did.
+            seconds = run.metrics["seconds"] | {"finetune": checkpoint.seconds}
+            extra = {"parameters": run.metrics["parameters"], "seconds": seconds}
+            extra |= {"carried_from": run.experiment["fraction"]}
+            predictions = {name: each[place.name] for name, each in found.items()}
+            weights = run.weights()
+            finish(data, checkpoint, place, "carried", run.name, predictions, extra, weights=weights, shape=shape)
+    return [Run(place) for place in places]
+
+
+def warm_start(head: nn.Module, start: Run, task: Mapping[str, Any]) -> list[str]:
+    """Lay the weights of a trained head over a fresh one; return what stays fresh: read-outs of other questions do."""
+    own, found = head.state_dict(), start.weights()
+    same = all(start.experiment["task"].get(key) == task.get(key) for key in ("kind", "classes", "answerable"))
+    taken = {
+        key: value
+        for key, value in found.items()
+        if key in own and value.shape == own[key].shape and (same or "classifier" not in key.split("."))
+    }
+    head.load_state_dict(own | taken)
+    return [key for key in own if key not in taken]
+
+
+def new_head(data: ExperimentData, spec: str, shape: HeadShape, view: StateView) -> nn.Module:
+    """Build a head to be trained, which looks at states through `view`; it starts as if alone."""
+    torch.manual_seed(data.experiment.seed)
+    return set_training_precision(data.experiment.precision, build_for(spec, shape, view))
+
+
+def _rates(data: ExperimentData) -> list[float]:
+    return sorted({data.heads.learning_rate, *data.experiment.extra_learning_rates})
+
+
+def _resume(data: ExperimentData, checkpoint: Checkpoint, specs: Sequence[str], start: Run | None) -> Path:
+    """Where the state of training exactly these heads is saved."""
+    settings = {
+        "heads": list(specs),
+        "train": asdict(data.heads),
+        "rates": _rates(data),
+        "seed": data.experiment.seed,
+        "weights": checkpoint.weights,
+        "data": fingerprint(data.train, data.validation),
+        "labels": data.experiment.labels,
+        "start": start.directory.name if start else "",
+    }
+    return checkpoint.directory / f"resume-{value_hash(settings)}.safetensors"
+
+
+def _best_rate(train_states: Mapping[str, TrainState], spec: str, rates: Sequence[float]) -> TrainState | None:
+    """Return the student of the learning rate that validation prefers."""
+    candidates = [train_states[f"{spec}@{rate:g}"] for rate in rates]
+    candidates = [train_state for train_state in candidates if train_state.validation_scores and not train_state.failed]
+    return max(
+        candidates, key=lambda train_state: train_state.validation_scores[train_state.best_epoch - 1], default=None
+    )
+
+
+def _with_controls(specs: Sequence[str], controls: bool) -> dict[str, str]:
+    """Name every head to be trained, with its kind: heads as asked for, then their controls."""
+    kinds = dict.fromkeys(specs, "head")
+    if controls:
+        kinds |= {spec: "control" for spec in ["last", *map(last_layer_only, specs)] if spec not in kinds}
+        kinds["last"] = "control"
+    # `last` reads one layer anyway, so it is its own control.
+    return {spec: kind for spec, kind in kinds.items() if not spec.startswith("last:layers=last")}
+
+
+def _head_directory(data: ExperimentData, checkpoint: Checkpoint, spec: str, start: Run | None) -> str:
+    experiment = data.experiment
+    settings = {
+        "head": spec,
+        "train": asdict(data.heads),
+        "rates": experiment.extra_learning_rates,
+        "seed": experiment.seed,
+        "weights": checkpoint.weights,
+        "dev": fingerprint(data.dev),
+    }
+    if experiment.labels != 1:
+        settings["labels"] = experiment.labels
+    if start is not None:
+        settings["start"] = [start.directory.name, start.experiment["weights"]]
+    return f"{slug(spec)}-{value_hash(settings)}"

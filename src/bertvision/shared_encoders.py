@@ -1,0 +1,174 @@
+"""A backbone with every head that reads it: one forward pass for all of them."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bertvision import devices
+from bertvision.encoders import BERT_HEAD_FILE, Encoder, load_encoder, weights_hash
+from bertvision.errors import BertVisionError
+from bertvision.files import load_tensors
+from bertvision.heads import BertHead, LayerSelect, build_head, parse, select_from_view, select_layers
+from bertvision.runs import Run
+from bertvision.types import HeadShape, StateView
+
+
+class SharedEncoder(Protocol):
+    """What reads tokens once, and lets heads read what it saw."""
+
+    weights: str
+    """The hash of the backbone: runs with the same one share it."""
+    runs_on: str
+    """In words, e.g. "torch on cpu"."""
+
+    def read(
+        self, inputs: Mapping[str, Tensor], mask: Tensor, wanted: Mapping[str, np.ndarray]
+    ) -> dict[str, np.ndarray]:
+        """Read a batch (B, T) once; return each wanted head's logits for the rows it is wanted for."""
+        ...
+
+
+class AttachedHead(NamedTuple):
+    """A head, and the trunk that it reads."""
+
+    shared_encoder: SharedEncoder
+    head: str
+
+
+class HeadWithPooler(nn.Module):
+    """Show a head BERT's pooled [CLS] behind the layers, as it was when the head was trained."""
+
+    def __init__(self, head: nn.Module, last: BertHead):
+        super().__init__()
+        self.head = head
+        self.last = last
+
+    def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
+        pooled = self.last.pooler_output(hidden[:, -1])[:, None, None]  # (B, 1, 1, W), at token 0; zeros elsewhere
+        channel = nn.functional.pad(pooled, (0, 0, 0, hidden.shape[2] - 1))
+        return self.head(torch.cat([hidden, channel], dim=1), mask)
+
+
+class TorchEncoder:
+    """A frozen backbone in memory, and heads by name."""
+
+    def __init__(self, encoder: Encoder, weights: str):
+        self.encoder = encoder.to(devices.device()).eval().requires_grad_(False)
+        self.weights = weights
+        self.heads: dict[str, nn.Module] = {}
+        self.runs_on = f"torch on {devices.device().type}"
+
+    def states(self, inputs: dict[str, Tensor], mask: Tensor, names: Iterable[str]) -> dict[str, Tensor]:
+        """Return what each head reads: one pass for all, and one more if any has the texts of pairs read apart."""
+        apart, layers = {name: _uses_bi_encoding(self.heads[name]) for name in names}, self.encoder.layers
+        hidden = self.encoder(inputs, mask, range(-layers if any(apart.values()) else 0, layers))
+        return {name: hidden if reads else hidden[:, -layers:] for name, reads in apart.items()}
+
+    @torch.inference_mode()
+    def read(
+        self, inputs: Mapping[str, Tensor], mask: Tensor, wanted: Mapping[str, np.ndarray]
+    ) -> dict[str, np.ndarray]:
+        """Read a batch once; each head reads the states of its rows."""
+        device = devices.device()
+        mask = mask.to(device)
+        states = self.states({name: each.to(device) for name, each in inputs.items()}, mask, wanted)
+        found = {}
+        for name, rows in wanted.items():
+            hidden = states[name]
+            if len(rows) == len(mask):
+                found[name] = self.heads[name](hidden, mask).float().cpu().numpy()[rows]
+            else:
+                chosen = torch.from_numpy(rows).to(device)
+                found[name] = self.heads[name](hidden[chosen], mask[chosen]).float().cpu().numpy()
+        return found
+
+
+def _uses_bi_encoding(head: nn.Module) -> bool:
+    return any(isinstance(part, LayerSelect) and part.chosen[0] < 0 for part in head.modules())
+
+
+class EncoderPool:
+    """Backbones by the hash of their weights, each loaded once however many runs read it."""
+
+    def __init__(self, encoder: str = ""):
+        """With `backbone`, read that one wherever the runs say theirs is; it must be the same."""
+        self.given = encoder
+        self.loaded: dict[str, TorchEncoder] = {}
+
+    def add(self, run: Run) -> AttachedHead:
+        """Return the run's head on its backbone, loading what is not there yet."""
+        if run.kind == "bert":
+            return self.add_own(run)
+        shared_encoder, name = self._shared_encoder(run), str(run.directory.resolve())
+        if name not in shared_encoder.heads:
+            shape = HeadShape(**run.experiment["shape"])
+            head = build_head(run.name, shape)
+            head.load_state_dict(run.weights())
+            # Trained beside a head that has texts read apart, it need not look at states that have them.
+            lowest = -shape.own_layers if _uses_bi_encoding(head) else 0
+            seen = StateView(layers=tuple(range(lowest, shape.own_layers)), pooled=shape.pooled)
+            select_from_view(head, seen, shape.own_layers)
+            if parse(run.name)[1].get("pooler_output"):
+                head = HeadWithPooler(head, self._own_head(run))
+            shared_encoder.heads[name] = head.to(devices.device()).eval().requires_grad_(False)
+        return AttachedHead(shared_encoder, name)
+
+    def add_own(self, run: Run) -> AttachedHead:
+        """Return BERT's own head, as it was fine-tuned with the run's backbone."""
+        shared_encoder, name = self._shared_encoder(run), f"BERT of {own_head_file(run).resolve()}"
+        if name not in shared_encoder.heads:
+            shared_encoder.heads[name] = self._own_head(run)
+        return AttachedHead(shared_encoder, name)
+
+    def _shared_encoder(self, run: Run) -> TorchEncoder:
+        weights = run.experiment["weights"]
+        if weights not in self.loaded:
+            where = self.given or (str(run.encoder) if run.has_encoder else run.experiment["encoder"])
+            encoder = load_encoder(where).encoder
+            if weights_hash(encoder) != weights:
+                why = "" if self.given or run.has_encoder else " It was shared without its own, which is fine-tuned."
+                raise BertVisionError(
+                    f"The backbone at {where} is not the one {run.directory} was trained on: its weights differ.{why} "
+                    "Name the right one, or train the head again."
+                )
+            self.loaded[weights] = TorchEncoder(encoder, weights)
+        return self.loaded[weights]
+
+    def _own_head(self, run: Run) -> BertHead:
+        shape = run.experiment["shape"]
+        last = BertHead(
+            HeadShape(
+                **shape | {"layers": shape["layers"] - shape.get("pooled", False), "pooled": False, "apart": False}
+            )
+        )
+        last.load_state_dict(load_tensors(own_head_file(run), "head of BERT's own")[0])
+        return last.to(devices.device()).eval().requires_grad_(False)
+
+
+def own_head_file(run: Run) -> Path:
+    """Where BERT's own head of the run's task is: with a shared run, else with its backbone."""
+    name = run.experiment.get("own_head", BERT_HEAD_FILE)
+    beside = run.directory / name
+    return beside if beside.is_file() else run.encoder / name
+
+
+def layers_read(run: Run) -> dict[str, Any]:
+    """Say which layers a run's head reads, and how it weighs them where it learned that."""
+    if "reads" in run.experiment:  # an exported run: its weights are in the graph
+        return run.experiment["reads"]
+    shape = run.experiment["shape"]
+    available = shape["layers"] - shape.get("pooled", False)
+    if run.kind == "bert":
+        return {"of": available, "layers": [available - 1], "pooled": False, "encoding": "cross", "weights": None}
+    name, options = parse(run.name)
+    layers = [available - 1] if name == "last" else select_layers(options.get("layers", "all"), available)
+    pooled, weights = bool(options.get("pooler_output")), None
+    for key, value in run.weights().items():
+        if key.endswith("layer_pooling.weights") and value.ndim == 1 and len(value) == len(layers) + pooled:
+            weights = value.softmax(dim=0).tolist()
+    encoding = options.get("encoding", "cross")
+    return {"of": available, "layers": layers, "pooled": pooled, "encoding": encoding, "weights": weights}

@@ -1,0 +1,89 @@
+"""Hidden states computed as they are asked for."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bertvision.states.batch_plan import BatchPlan
+from bertvision.states.token_batches import TokenBatches
+from bertvision.threads import map_in_order, thread_pool
+from bertvision.types import Batch, StateView
+
+READERS = 2
+"""Batches that are computed at a time on a CPU."""
+
+
+class ComputedStates:
+    """Run the frozen backbone over batches of tokens, each time they are read."""
+
+    def __init__(
+        self,
+        encoder: Any,
+        tokens: TokenBatches,
+        view: StateView,
+        *,
+        pool: Callable[[Tensor], Tensor] | None = None,
+        device: torch.device | None = None,
+    ):
+        """`backbone`: tokens, mask -> states; `pool`: last layer -> BERT's pooled [CLS], where the view wants it."""
+        self.encoder = encoder
+        self.tokens = tokens
+        self.view = view
+        self.rows = tokens.rows
+        self.pool = pool
+        self.device = device or torch.device("cpu")
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def plan(self) -> BatchPlan:
+        """The order of its tokens."""
+        return self.tokens.plan
+
+    def over(self, tokens: TokenBatches) -> "ComputedStates":
+        """Return the same states in the order of `tokens`."""
+        return ComputedStates(self.encoder, tokens, self.view, pool=self.pool, device=self.device)
+
+    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
+        """Yield the hidden states of epoch `number` from batch `start` on."""
+        yield from self.read(self.tokens.plan(number)[start:])
+
+    def read(self, batches: Iterable[np.ndarray]) -> Iterator[Batch]:
+        """Yield the hidden states of these rows, batch by batch."""
+        with self.encoder.packed():
+            yield from self._read(batches)
+
+    def _read(self, batches: Iterable[np.ndarray]) -> Iterator[Batch]:
+        cores = torch.get_num_threads()
+        if self.device.type != "cpu" or cores < READERS:
+            yield from map(self._states, batches)
+            return
+        # A batch for each half of the cores: one that has them all waits at every step for the slower half.
+        with thread_pool(READERS, cores // READERS) as pool:
+            yield from map_in_order(pool, self._states, batches, READERS)
+
+    def _states(self, rows: np.ndarray) -> Batch:
+        """Read one batch. Not in `read`: a yield inside no_grad would switch off the caller's gradients."""
+        batch = self.tokens.collate(rows).to(self.device)
+        with torch.no_grad():  # not inference_mode: a head must back-propagate from these
+            hidden = self._look(batch.inputs, batch.mask)
+        return replace(batch, inputs=hidden, mask=batch.mask[:, :1] if self.view.first else batch.mask)
+
+    def _look(self, tokens: Any, mask: Tensor) -> Tensor:
+        """Compute the states that the view is of."""
+        layers = list(self.view.layers)
+        if self.view.pooled:  # it is made of the last layer, which need not be wanted
+            layers = sorted({*layers, self.encoder.layers - 1})
+        states = self.encoder(tokens, mask, layers)
+        hidden = states[:, : len(self.view.layers), :1] if self.view.first else states[:, : len(self.view.layers)]
+        if self.view.pooled:
+            assert self.pool is not None, "a view with the pooled channel needs the pooler"
+            channel = torch.zeros_like(hidden[:, :1])
+            channel[:, 0, 0] = self.pool(states[:, -1])
+            hidden = torch.cat([hidden, channel], dim=1)
+        return hidden

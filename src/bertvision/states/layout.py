@@ -1,0 +1,165 @@
+"""What a store looks like on disk. docs/store-format.md describes every byte.
+
+<store>/
+    rows.safetensors        lengths, labels and ids of all rows; of pairs, where the second text begins
+    00000.states, ...       shards: rows end to end, then a CRC-32 of each
+    manifest.json           what the states are, and a checksum of everything; written last
+    unfinished.json         instead of the manifest while the store is being written
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load, save
+
+from bertvision.errors import lookup
+from bertvision.states.formats import FORMATS, Format
+from bertvision.types import StateView
+
+NAME, VERSION = "bertvision-store", 1
+ALIGN = 64  # rows begin at multiples of this many bytes
+SHARD = 128 * 1024**2  # bytes of a shard, about
+MOST_SHARDS = 256  # a reader keeps them all open and mapped
+MANIFEST, UNFINISHED, ROWS = "manifest.json", "unfinished.json", "rows.safetensors"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowTable:
+    """What is known of every row before a state is computed."""
+
+    lengths: np.ndarray
+    """Tokens stored of each row. (N,)"""
+    labels: np.ndarray
+    ids: list[str]
+    seconds: np.ndarray | None = None
+    """Where the second text of a pair begins. (N,)"""
+
+    def to_bytes(self) -> bytes:
+        """Return a safetensors file, the same each time."""
+        ids = np.frombuffer(json.dumps(self.ids, ensure_ascii=False).encode(), dtype=np.uint8)
+        arrays = {"lengths": self.lengths.astype(np.int64), "labels": self.labels, "ids": ids}
+        if self.seconds is not None:
+            arrays["seconds"] = self.seconds.astype(np.int64)
+        return save({name: torch.from_numpy(np.ascontiguousarray(array).copy()) for name, array in arrays.items()})
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "RowTable":
+        """Read what `to_bytes` gave."""
+        found = {name: tensor.numpy() for name, tensor in load(data).items()}
+        ids = json.loads(found["ids"].tobytes())
+        return cls(lengths=found["lengths"], labels=found["labels"], ids=ids, seconds=found.get("seconds"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Where every byte of a store lies; nothing in it depends on the states' values."""
+
+    type: str
+    view: StateView
+    width: int
+    lengths: np.ndarray
+    shard: int = SHARD
+    starts: np.ndarray = field(init=False)
+    """First byte of each row within its shard. (N,)"""
+    sizes: np.ndarray = field(init=False)
+    """Bytes of each row, with its share of alignment. (N,)"""
+    bounds: list[tuple[int, int]] = field(init=False)
+    """First row of each shard, and the one after its last."""
+
+    def __post_init__(self) -> None:
+        sizes = -(-self.lengths * self.view.channels * self.format.state_bytes(self.width) // ALIGN) * ALIGN
+        ends = np.cumsum(sizes)
+        # Any two neighbours together are larger than this, or they would be one: half of it would make twice as many.
+        target = max(self.shard, -(-2 * int(ends[-1]) // MOST_SHARDS))
+        bounds, first = [], 0
+        while first < len(sizes):
+            before = int(ends[first - 1]) if first else 0
+            last = max(first + 1, int(np.searchsorted(ends, before + target, side="right")))
+            bounds.append((first, last))
+            first = last
+        starts = np.concatenate([np.cumsum(sizes[a:b]) - sizes[a:b] for a, b in bounds])
+        for name, value in (("sizes", sizes), ("bounds", bounds), ("starts", starts)):
+            object.__setattr__(self, name, value)
+
+    @property
+    def format(self) -> Format:
+        """How a state becomes bytes."""
+        return lookup(FORMATS, self.type, "type of stored states")
+
+    def shard_bytes(self, number: int) -> int:
+        """Size of a shard's file."""
+        first, last = self.bounds[number]
+        return int(self.sizes[first:last].sum()) + 4 * (last - first)
+
+    @property
+    def bytes(self) -> int:
+        """Size of all shards."""
+        return int(self.sizes.sum()) + 4 * len(self.sizes)
+
+    def describe(self) -> dict[str, Any]:
+        """Return plain JSON."""
+        return {
+            "type": self.type,
+            "layers": list(self.view.layers),
+            "pooled": self.view.pooled,
+            "tokens": "first" if self.view.first else "all",
+            "width": self.width,
+            "align": ALIGN,
+            "shard": self.shard,
+        }
+
+
+def shard_name(number: int) -> str:
+    """Name a shard's file."""
+    return f"{number:05}.states"
+
+
+def canonical(value: Any) -> bytes:
+    """Write JSON in the one way that a manifest is written."""
+    return (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode()
+
+
+def seal(manifest: dict[str, Any]) -> bytes:
+    """Return a manifest with its own checksum."""
+    return canonical(manifest | {"checksum": hashlib.sha256(canonical(manifest)).hexdigest()})
+
+
+def differences(asked: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+    """Word what differs, or return nothing."""
+    keys = [key for key in asked if asked[key] != found.get(key)]
+    return "; ".join(f"{key} is {short(found.get(key))} instead of {short(asked[key])}" for key in keys)
+
+
+def short(value: Any) -> str:
+    if isinstance(value, str) and len(value) == 64:
+        value = value[:8]
+    if isinstance(value, list) and value == list(range(len(value))):
+        value = f"0-{len(value) - 1}"
+    return str(value)
+
+
+def is_store(path: Path) -> bool:
+    """Whether a finished store is there."""
+    return _is_own(path, MANIFEST)
+
+
+def is_unfinished(path: Path) -> bool:
+    """Whether an unfinished store is there."""
+    return _is_own(path, UNFINISHED)
+
+
+def _is_own(path: Path, name: str) -> bool:
+    """Whether a file is a store's, damaged or not: others call theirs manifest.json too."""
+    file = Path(path) / name
+    return file.is_file() and (file.with_name(ROWS).is_file() or NAME.encode() in file.read_bytes())
+
+
+def leftovers(path: Path) -> list[Path]:
+    """Return the temporary files of a writer that was killed."""
+    return [file for name in (MANIFEST, UNFINISHED, ROWS, "*.states") for file in path.glob(f".{name}.*.tmp")]

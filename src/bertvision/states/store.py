@@ -1,0 +1,264 @@
+"""A finished store of hidden states: read, checked, found and removed."""
+
+import hashlib
+import json
+import mmap
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+from zlib_ng import zlib_ng  # the CRC-32 of zlib, three times as fast
+
+from bertvision.errors import BertVisionError
+from bertvision.files import file_lock, write_error
+from bertvision.states.layout import (
+    MANIFEST,
+    NAME,
+    ROWS,
+    UNFINISHED,
+    VERSION,
+    Layout,
+    RowTable,
+    differences,
+    is_store,
+    is_unfinished,
+    leftovers,
+    seal,
+    shard_name,
+    short,
+)
+from bertvision.types import StateView
+
+
+class _OpenShard(NamedTuple):
+    """An open shard."""
+
+    file: int
+    mapped: Tensor
+    crcs: np.ndarray
+
+
+class Store:
+    """A finished store, open for reading; several threads and processes may read it at once."""
+
+    def __init__(self, path: Path):
+        self.path = Path(path)
+        self.manifest = self._read_manifest()
+        try:
+            layout = self.manifest["layout"]
+            self.identity: dict[str, Any] = self.manifest["identity"]
+            self.view = StateView(
+                layers=tuple(layout["layers"]), pooled=layout["pooled"], first=layout["tokens"] == "first"
+            )
+            self.known = self._read_rows()
+            self.layout = Layout(
+                type=layout["type"],
+                view=self.view,
+                width=layout["width"],
+                lengths=self.known.lengths,
+                shard=layout["shard"],
+            )
+            self.checks = [shard["sha256"] for shard in self.manifest["shards"]]
+        except (KeyError, TypeError) as error:
+            raise self._error(f"its manifest lacks {error}") from error
+        self.rows = len(self.known.ids)
+        self._shards: dict[int, _OpenShard] = {}
+        self._shard_of = np.repeat(np.arange(len(self.layout.bounds)), [b - a for a, b in self.layout.bounds])
+        self._checked = np.zeros(self.rows, dtype=bool)
+        self._lock = threading.Lock()
+
+    def _error(self, what: str) -> BertVisionError:
+        return BertVisionError(
+            f"The store at {self.path} cannot be used: {what}. Remove it (`bertvision store remove`) and extract again."
+        )
+
+    def _read_manifest(self) -> dict[str, Any]:
+        try:
+            if not is_store(self.path):
+                raise BertVisionError(
+                    f"The store at {self.path} is unfinished; the command that began it goes on where it stopped."
+                    if is_unfinished(self.path)
+                    else f"No activation store at {self.path}. `bertvision extract` makes one."
+                )
+            data = (self.path / MANIFEST).read_bytes()
+        except OSError as error:
+            raise BertVisionError(f"Cannot read {self.path / MANIFEST}: {error.strerror}.") from error
+        try:
+            found = json.loads(data)
+            bare = {key: value for key, value in found.items() if key != "checksum"}
+        except (ValueError, AttributeError):
+            raise self._error(f"{MANIFEST} is damaged") from None
+        if found.get("format") == NAME and found.get("version") != VERSION:
+            raise BertVisionError(
+                f"The store at {self.path} has version {found.get('version')} of the format; "
+                f"this bertvision reads version {VERSION}."
+            )
+        if seal(bare) != data:
+            raise self._error(f"{MANIFEST} is damaged")
+        return found
+
+    def _read_rows(self) -> RowTable:
+        try:
+            data = (self.path / ROWS).read_bytes()
+        except OSError as error:
+            raise self._error(f"{ROWS} cannot be read ({error.strerror})") from error
+        if hashlib.sha256(data).hexdigest() != self.manifest["rows"]["sha256"]:
+            raise self._error(f"{ROWS} is damaged")
+        try:
+            return RowTable.from_bytes(data)
+        except (SafetensorError, ValueError) as error:
+            raise self._error(f"{ROWS} is damaged ({error})") from error
+
+    def lacks(self, identity: Mapping[str, Any], view: StateView) -> str:
+        """Say why this store cannot serve these states, or nothing if it can."""
+        wrong = [text] if (text := differences(identity, self.identity)) else []
+        if missing := sorted(set(view.layers) - set(self.view.layers)):
+            wrong.append(f"layers {short(list(self.view.layers))} are there, {short(missing)} are not")
+        if self.view.first and not view.first:
+            wrong.append("only the first token is there")
+        if view.pooled and not self.view.pooled:
+            wrong.append("the pooled [CLS] is not there")
+        return "; ".join(wrong)
+
+    def require(self, identity: Mapping[str, Any], view: StateView) -> "Store":
+        """Refuse to serve states of anything but what is asked for."""
+        if wrong := self.lacks(identity, view):
+            raise BertVisionError(
+                f"The store at {self.path} holds other states than asked for: {wrong}. Extract again, or name another."
+            )
+        return self
+
+    def _open(self, number: int) -> "_OpenShard":
+        """Map a shard once, and check the CRCs of its rows against the manifest."""
+        with self._lock:
+            if number not in self._shards:
+                self._shards[number] = self._open_anew(number)
+            return self._shards[number]
+
+    def _open_anew(self, number: int) -> "_OpenShard":
+        name, expected = shard_name(number), self.layout.shard_bytes(number)
+        first, last = self.layout.bounds[number]
+        try:
+            file = os.open(self.path / name, os.O_RDONLY)
+        except FileNotFoundError:
+            raise self._error(f"shard {name} is missing") from None
+        except OSError as error:
+            raise self._error(f"shard {name} cannot be read ({error.strerror})") from error
+        size = os.fstat(file).st_size
+        if size != expected:
+            os.close(file)
+            raise self._error(f"shard {name} has {size:,} bytes instead of {expected:,}")
+        table = os.pread(file, 4 * (last - first), expected - 4 * (last - first))
+        if hashlib.sha256(table).hexdigest() != self.checks[number]:
+            os.close(file)
+            raise self._error(f"the checksums at the end of shard {name} are damaged")
+        # Copy on write, and nobody writes: torch refuses memory that could not be written.
+        mapped = torch.frombuffer(mmap.mmap(file, expected, access=mmap.ACCESS_COPY), dtype=torch.uint8)
+        return _OpenShard(file, mapped, np.frombuffer(table, dtype="<u4"))
+
+    def close(self) -> None:
+        """Give the files back; what is read later opens them again."""
+        while self._shards:
+            os.close(self._shards.popitem()[1].file)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_shards"):
+            self.close()
+
+    def advise(self, rows: np.ndarray) -> None:
+        """Let the disk begin to fetch these rows."""
+        if not hasattr(os, "posix_fadvise"):  # macOS
+            return
+        rows = np.sort(rows)
+        ends = np.flatnonzero((np.diff(rows) != 1) | (np.diff(self._shard_of[rows]) != 0)) + 1
+        for run in np.split(rows, ends):  # neighbours in one shard
+            file = self._open(int(self._shard_of[run[0]])).file
+            start = int(self.layout.starts[run[0]])
+            end = int(self.layout.starts[run[-1]] + self.layout.sizes[run[-1]])
+            os.posix_fadvise(file, start, end - start, os.POSIX_FADV_WILLNEED)
+
+    def bytes_of(self, rows: np.ndarray) -> list[Tensor]:
+        """Return each row as stored, in mapped memory; check it the first time: it is the disk that may fail."""
+        found = []
+        for row in rows.tolist():
+            number, start = int(self._shard_of[row]), int(self.layout.starts[row])
+            shard = self._open(number)
+            data = shard.mapped[start : start + int(self.layout.sizes[row])]
+            if not self._checked[row]:
+                if zlib_ng.crc32(data.numpy().data) != shard.crcs[row - self.layout.bounds[number][0]]:
+                    raise self._error(f"row {row} ({self.known.ids[row]}) in shard {shard_name(number)} is damaged")
+                self._checked[row] = True
+            found.append(data)
+        return found
+
+    def decode(self, rows: np.ndarray, data: Sequence[Tensor], view: StateView, hidden: Tensor) -> None:
+        """Fill `hidden` (B, L, T, W) with the states that `bytes_of` returned, and padding."""
+        lengths = self.known.lengths[rows].tolist()
+        channels, width, form = self.view.channels, self.layout.width, self.layout.format
+        positions = [self.view.layers.index(layer) for layer in view.layers]
+        positions += [channels - 1] if view.pooled else []
+        longest = hidden.shape[2]
+        # Row by row: what is decoded stays in the cache until it is rounded.
+        exact = None if hidden.dtype == torch.float32 else torch.empty(hidden.shape[1:], device=hidden.device)
+        for here, row, tokens in zip(hidden, data, lengths, strict=True):
+            parts, at, seen = [], 0, min(tokens, longest)
+            for part in form.parts:
+                wide = part.width(width)
+                end = at + channels * tokens * wide * part.dtype.itemsize
+                states = row[at:end].view(part.dtype).view(channels, tokens, wide)[:, :seen]
+                parts.append(states if view.channels == channels else states[positions])
+                at = end
+            form.decode(parts, (here if exact is None else exact)[:, :seen])
+            if exact is not None:
+                here[:, :seen] = exact[:, :seen]
+            here[:, seen:] = 0
+
+    def verify(self) -> Iterator[tuple[int, list[str]]]:
+        """Read everything; yield the rows looked at, and what is wrong with them."""
+        self._checked[:] = False
+        for number, (first, last) in enumerate(self.layout.bounds):
+            wrong = []
+            try:
+                self._open(number)
+            except BertVisionError as error:
+                yield last - first, [str(error)]
+                continue
+            for row in range(first, last):
+                try:
+                    self.bytes_of(np.array([row]))
+                except BertVisionError as error:
+                    wrong.append(str(error))
+            yield last - first, wrong
+
+
+def find_stores(root: Path) -> tuple[list[Path], list[Path]]:
+    """Return the stores under a directory: finished, unfinished."""
+    finished = sorted(path.parent for path in Path(root).rglob(MANIFEST) if is_store(path.parent))
+    unfinished = sorted(path.parent for path in Path(root).rglob(UNFINISHED) if is_unfinished(path.parent))
+    return finished, [path for path in unfinished if path not in finished]
+
+
+def remove_store(path: Path) -> int:
+    """Delete a store's own files, and its directory if nothing else is in it; return the bytes freed."""
+    path = Path(path).absolute()
+    if not is_store(path) and not is_unfinished(path):
+        raise BertVisionError(f"No activation store at {path}, so nothing is removed.")
+    with file_lock(path, wait=False):
+        own = [path / MANIFEST, path / UNFINISHED, path / ROWS, *path.glob("[0-9]*.states"), *leftovers(path)]
+        try:
+            own = [file for file in own if file.is_file()]
+            freed = sum(file.stat().st_size for file in own)
+            for file in own:  # the manifest first: half a store must not look whole
+                file.unlink()
+            if not any(path.iterdir()):
+                path.rmdir()
+        except OSError as error:
+            raise write_error(path, error) from error
+    path.with_name(f".{path.name}.lock").unlink(missing_ok=True)
+    return freed

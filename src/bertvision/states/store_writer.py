@@ -1,0 +1,282 @@
+"""Write a store beside the computation that feeds it, so that a kill costs one shard and a full disk nothing."""
+
+import hashlib
+import os
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from zlib_ng import zlib_ng
+
+from bertvision import distributed
+from bertvision.errors import BertVisionError, lookup
+from bertvision.files import (
+    atomic_write,
+    file_lock,
+    read_json,
+    rename_into_place,
+    require_space,
+    temporary_name,
+    write_error,
+)
+from bertvision.progress import bar
+from bertvision.states.batch_plan import BatchPlan
+from bertvision.states.formats import FORMATS
+from bertvision.states.in_memory import StateSource
+from bertvision.states.layout import (
+    MANIFEST,
+    NAME,
+    ROWS,
+    SHARD,
+    UNFINISHED,
+    VERSION,
+    Layout,
+    RowTable,
+    canonical,
+    differences,
+    is_store,
+    leftovers,
+    seal,
+    shard_name,
+)
+from bertvision.states.store import Store
+from bertvision.threads import thread_pool
+from bertvision.types import Batch
+
+WAITING = 2  # batches between the backbone and the disk: enough to overlap, few enough to bound memory
+
+
+def write(
+    path: Path,
+    source: StateSource,
+    rows: RowTable,
+    identity: Mapping[str, Any],
+    *,
+    width: int,
+    type: str = "int8",
+    batch_size: int = 64,
+    budget: int = 8192,
+    shard: int = SHARD,
+    shared: bool = False,
+    spread: Callable[[list[int]], object] | None = None,
+    label: str = "write states",
+) -> Store:
+    """Write the states of every row, or what is still missing of them; return the finished store.
+
+    A shard is the same whoever computes it. `shared`: processes that work together write it, each every so many
+    shards. `spread`: has `write_shards` called elsewhere for the shards it is given, and returns when they are there.
+    """
+    path = Path(path)
+    lookup(FORMATS, type, "type of stored states")
+    if not rows.ids:
+        raise BertVisionError(f"There are no rows to store at {path}.")
+    layout = Layout(type=type, view=source.view, width=width, lengths=rows.lengths, shard=shard)
+    known = rows.to_bytes()
+    header = _header(layout, rows, known, identity)
+    rank, of = (distributed.process_index(), distributed.num_processes()) if shared else (0, 1)
+    with file_lock(path.absolute(), wait=False) if rank == 0 else nullcontext():
+        try:
+            if distributed.broadcast_decision(is_store(path)) if shared else is_store(path):
+                store = Store(path)
+                _require_same(path, "another store", store.manifest, header)
+                (path / UNFINISHED).unlink(missing_ok=True)  # killed between the last two steps
+                return store
+            if rank == 0:
+                _begin(path, header, known)
+            _meet(of)
+            numbers = range(rank, len(layout.bounds), of)
+            missing = [number for number in numbers if not _is_written(path, layout, number)]
+            require_space(path, sum(map(layout.shard_bytes, missing)), f"The store of {len(rows.ids):,} rows as {type}")
+            mine, left = (sum(b - a for a, b in (layout.bounds[n] for n in each)) for each in (numbers, missing))
+            if spread is not None:
+                spread(missing)
+            else:
+                with bar(label, total=mine, done=mine - left) as advance:
+                    write_shards(path, layout, missing, source, batch_size, budget, advance)
+            _meet(of)
+            if rank == 0:
+                finish(path, layout, header)
+            _meet(of)
+        except OSError as error:
+            raise write_error(path, error) from error
+        return Store(path)
+
+
+def finish(path: Path, layout: Layout, header: dict[str, Any]) -> None:
+    """Write the manifest of a store whose shards are all there."""
+    shards = [entry | {"sha256": _check(path, layout, number)} for number, entry in enumerate(header["shards"])]
+    with atomic_write(path / MANIFEST) as file:
+        file.write(seal(header | {"shards": shards}))
+    (path / UNFINISHED).unlink()
+    for leftover in leftovers(path):  # of a machine that died
+        leftover.unlink(missing_ok=True)
+
+
+def _meet(processes: int) -> None:
+    if processes > 1:
+        distributed.barrier()
+
+
+def _header(layout: Layout, rows: RowTable, known: bytes, identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a manifest without what depends on the states."""
+    return {
+        "format": NAME,
+        "version": VERSION,
+        "identity": dict(identity),
+        "layout": layout.describe(),
+        "rows": {
+            "file": ROWS,
+            "count": len(rows.ids),
+            "tokens": int(rows.lengths.sum()),
+            "sha256": hashlib.sha256(known).hexdigest(),
+        },
+        "shards": [
+            {"file": shard_name(number), "first": first, "rows": last - first, "bytes": layout.shard_bytes(number)}
+            for number, (first, last) in enumerate(layout.bounds)
+        ],
+    }
+
+
+def _begin(path: Path, header: dict[str, Any], known: bytes) -> None:
+    """Say on disk what is about to be written, or see that it is what was begun."""
+    begun, old = (path / UNFINISHED).is_file(), leftovers(path)
+    if begun:
+        found = read_json(path / UNFINISHED, "beginning of a store")
+        _require_same(path, "the beginning of another store", found, header)
+    elif path.exists():
+        strangers = [file.name for file in path.iterdir() if file.name != ROWS and file not in old]
+        if strangers:
+            raise BertVisionError(f"{path} is no store, and it is not empty ({strangers[0]}). Choose another place.")
+    for leftover in old:
+        leftover.unlink()
+    require_space(path, len(known), "The list of rows")
+    with atomic_write(path / ROWS) as file:
+        file.write(known)
+    if not begun:
+        with atomic_write(path / UNFINISHED) as file:
+            file.write(canonical(header))
+
+
+def _require_same(path: Path, what: str, found: Any, header: Mapping[str, Any]) -> None:
+    try:
+        asked, there = ({"version": m["version"], **m["identity"], **m["layout"]} for m in (header, found))
+        wrong = differences(asked, there) or ("" if found["rows"] == header["rows"] else "it has other rows")
+    except (KeyError, TypeError):
+        wrong = f"{UNFINISHED} is damaged"
+    if wrong:
+        raise BertVisionError(
+            f"{path} holds {what}: {wrong}. Remove it (`bertvision store remove`), or choose another place."
+        )
+
+
+def _is_written(path: Path, layout: Layout, number: int) -> bool:
+    """Whether a shard is whole: it gets its name when it is, and a name alone is not believed."""
+    try:
+        return (path / shard_name(number)).stat().st_size == layout.shard_bytes(number)
+    except OSError:
+        return False
+
+
+def _check(path: Path, layout: Layout, number: int) -> str:
+    """Return the checksum of a shard: the hash of the CRCs at its end."""
+    first, last = layout.bounds[number]
+    with open(path / shard_name(number), "rb") as file:
+        file.seek(-4 * (last - first), os.SEEK_END)
+        return hashlib.sha256(file.read()).hexdigest()
+
+
+def write_shards(
+    path: Path,
+    layout: Layout,
+    missing: list[int],
+    source: StateSource,
+    batch_size: int,
+    budget: int,
+    advance: Callable[[int], None] = lambda rows: None,
+) -> None:
+    """Compute here, encode and write in the background."""
+    waiting: deque[Future[None]] = deque()
+    begun: list[_ShardWriter] = []
+    try:
+        with thread_pool(1) as pool:
+            for number in missing:
+                begun = [shard for shard in begun if not shard.closed]
+                begun.append(shard := _ShardWriter(path, layout, number))
+                # Batches never cross a shard, so a shard is computed the same way whenever it is.
+                first, last = layout.bounds[number]
+                plan = BatchPlan(layout.lengths[first:last], batch_size, budget=budget)
+                for batch in source.read([rows + first for rows in plan(0)]):
+                    waiting.append(pool.submit(shard.put, batch))
+                    while len(waiting) > WAITING:
+                        waiting.popleft().result()
+                    advance(len(batch.rows))
+                waiting.append(pool.submit(shard.finish))
+            while waiting:
+                waiting.popleft().result()
+    finally:  # the pool has come to rest
+        for shard in begun:
+            shard.discard()
+
+
+class _ShardWriter:
+    """A shard that is being written, under a temporary name until it is whole."""
+
+    def __init__(self, path: Path, layout: Layout, number: int):
+        self.layout = layout
+        self.first, last = layout.bounds[number]
+        self.target = path / shard_name(number)
+        self.temporary = temporary_name(self.target)
+        self.crcs = np.zeros(last - self.first, dtype="<u4")
+        self.missing = np.ones(last - self.first, dtype=bool)
+        self.end = layout.shard_bytes(number) - self.crcs.nbytes
+        self.file = os.open(self.temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        self.closed = False
+
+    def put(self, batch: Batch) -> None:
+        """Encode a batch and write its rows where they belong."""
+        hidden = batch.inputs
+        assert isinstance(hidden, Tensor)
+        encode = self.layout.format.encode
+        # On a CPU row by row: what one row needs stays in the cache, what a batch needs would be fresh memory.
+        whole = [part.cpu() for part in encode(hidden.float())] if hidden.device.type != "cpu" else []
+        for i, row in enumerate(batch.rows.tolist()):
+            tokens, data, at = int(self.layout.lengths[row]), np.zeros(self.layout.sizes[row], dtype=np.uint8), 0
+            parts = [part[i, :, :tokens] for part in whole] or encode(hidden[i, :, :tokens].float())
+            for part in parts:
+                piece = part.reshape(-1).contiguous().view(torch.uint8).numpy()
+                data[at : at + len(piece)] = piece
+                at += len(piece)
+            self.crcs[row - self.first] = zlib_ng.crc32(data.data)
+            self._write(data, int(self.layout.starts[row]))
+            self.missing[row - self.first] = False
+
+    def finish(self) -> None:
+        """Append the CRCs; sync, and give the file its name."""
+        if self.missing.any():  # mostly since an earlier `put` failed: its error is seen first
+            raise BertVisionError(f"{self.target} cannot be finished: {self.missing.sum()} of its rows were not given.")
+        self._write(self.crcs.view(np.uint8), self.end)
+        os.fsync(self.file)
+        rename_into_place(self.temporary, self.target)
+        self._close()
+
+    def discard(self) -> None:
+        """Leave nothing behind, if it was not finished."""
+        if not self.closed:
+            self._close()
+            self.temporary.unlink(missing_ok=True)
+
+    def _close(self) -> None:
+        self.closed = True
+        os.close(self.file)
+
+    def _write(self, data: np.ndarray, at: int) -> None:
+        view = data.data
+        while view:  # a disk that runs full may take a part
+            written = os.pwrite(self.file, view, at)
+            view, at = view[written:], at + written

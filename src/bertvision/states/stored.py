@@ -1,0 +1,127 @@
+"""Hidden states read from a store, ahead of the reader."""
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import numpy as np
+import torch
+
+from bertvision.states.batch_plan import BatchPlan
+from bertvision.states.buffers import Buffers
+from bertvision.states.store import Store
+from bertvision.states.token_batches import mark
+from bertvision.threads import map_in_order, thread_pool
+from bertvision.types import Batch, StateView
+
+Load = Callable[[np.ndarray], Batch]
+
+AHEAD = 512 * 1024**2  # bytes of decoded batches that may wait
+MOST_AHEAD = 4
+
+
+class StoredStates:
+    """Batches of a store, in the order of a plan, read ahead of whoever asks for them.
+
+    Where the head trains on a GPU, or cores are left, threads read, check and decode in the background. Where it
+    trains on every core there is, they would only take from it what they give (measured: docs/decisions/0007); then
+    the kernel alone reads ahead, and decoding is a step of the computation.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        plan: BatchPlan,
+        view: StateView | None = None,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | None = None,
+        threads: int | None = None,
+    ):
+        """`view`: less than what is stored, if that is enough. `dtype`: of the states. `threads`: in the background."""
+        self.store = store
+        self.plan = plan
+        self.view = view or store.view
+        self.rows = store.rows
+        self.dtype = dtype
+        self.device = device or torch.device("cpu")
+        self.threads = _spare(self.device) if threads is None else threads
+        self.waited = 0.0
+        """Seconds a reader has waited for data."""
+        self.decoding = 0.0
+        """Seconds that went into decoding, in whatever thread."""
+
+    def __len__(self) -> int:
+        return len(self.plan)
+
+    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
+        """Yield the hidden states of epoch `number` from batch `start` on."""
+        yield from self.read(self.plan(number)[start:])
+
+    def read(self, batches: Iterable[np.ndarray]) -> Iterator[Batch]:
+        """Yield the hidden states of these rows, batch by batch."""
+        todo = list(batches)
+        if not todo:
+            return
+        lengths = self.store.known.lengths
+        tokens = max(len(rows) * (1 if self.view.first else int(lengths[rows].max())) for rows in todo)
+        room = tokens * self.view.channels * self.store.layout.width * self.dtype.itemsize
+        load, ahead = partial(self.load, Buffers(room)), max(1, min(MOST_AHEAD, AHEAD // room))
+        yield from self._beside(load, todo, ahead) if self.threads else self._between(load, todo, ahead)
+
+    def _between(self, load: Load, todo: list[np.ndarray], ahead: int) -> Iterator[Batch]:
+        """Load each batch when it is asked for; the disk has been told before."""
+        with thread_pool(1) as pool:
+            for rows in self._announced(todo, ahead, pool):
+                began, decoding = time.perf_counter(), self.decoding
+                batch = load(rows)
+                self.waited += time.perf_counter() - began - (self.decoding - decoding)
+                yield batch
+                del batch  # the next may use its memory again
+
+    def _beside(self, load: Load, todo: list[np.ndarray], ahead: int) -> Iterator[Batch]:
+        """Load batches in the background."""
+        with thread_pool(self.threads) as pool:
+            batches = map_in_order(pool, load, self._announced(todo, ahead, pool), ahead)
+            for _ in todo:
+                began = time.perf_counter()
+                batch = next(batches)
+                self.waited += time.perf_counter() - began
+                yield batch
+                del batch
+
+    def _announced(self, todo: list[np.ndarray], ahead: int, pool: ThreadPoolExecutor) -> Iterator[np.ndarray]:
+        """Yield every batch's rows; the disk, which can work meanwhile, is told of those `ahead`."""
+        for rows in todo[:ahead]:
+            pool.submit(self.store.advise, rows)
+        for i, rows in enumerate(todo):
+            for later in todo[i + ahead : i + ahead + 1]:
+                pool.submit(self.store.advise, later)
+            yield rows
+
+    def load(self, buffers: Buffers, rows: np.ndarray) -> Batch:
+        """Read and decode one batch."""
+        data = self.store.bytes_of(rows)
+        began = time.perf_counter()
+        known = self.store.known
+        lengths = np.ones(len(rows), dtype=np.int64) if self.view.first else known.lengths[rows]
+        shape = (len(rows), self.view.channels, int(lengths.max()), self.store.layout.width)
+        if self.device.type == "cuda":
+            data = [row.to(self.device) for row in data]
+            hidden = torch.empty(shape, device=self.device, dtype=self.dtype)
+        else:
+            hidden = buffers.take(*shape, dtype=self.dtype)
+        self.store.decode(rows, data, self.view, hidden)
+        mask = torch.from_numpy(mark(lengths, None if known.seconds is None else known.seconds[rows]))
+        labels = torch.from_numpy(known.labels[rows])
+        self.decoding += time.perf_counter() - began
+        return Batch(rows=rows, inputs=hidden, mask=mask, labels=labels)
+
+
+def _spare(device: torch.device) -> int:
+    """How many threads there is room for beside those that train."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    busy = torch.get_num_threads() if device.type == "cpu" else 1
+    return max(0, min(4, cores - busy))

@@ -1,0 +1,27 @@
+"""The optimizer and the loss scaler."""
+
+import torch
+from torch import nn
+
+from bertvision import devices
+
+
+def build_optimizer(model: nn.Module, learning_rate: float, weight_decay: float) -> torch.optim.AdamW:
+    """Return AdamW (fused), without weight decay on biases and norms.
+
+    A model whose parts learn at different rates has a method `learning_rate_scales`, which returns pairs of a module
+    and the factor of its learning rate.
+    """
+    groups = []
+    scales = model.learning_rate_scales() if hasattr(model, "learning_rate_scales") else [(model, 1.0)]  # pyright: ignore[reportCallIssue]
+    for part, lr_scale in scales:
+        trained = [p for p in part.parameters() if p.requires_grad]
+        decayed, plain = [p for p in trained if p.ndim > 1], [p for p in trained if p.ndim <= 1]
+        groups += [{"params": decayed, "weight_decay": weight_decay, "lr_scale": lr_scale}]
+        groups += [{"params": plain, "weight_decay": 0.0, "lr_scale": lr_scale}]
+    return torch.optim.AdamW([group for group in groups if group["params"]], lr=learning_rate, fused=True)
+
+
+def build_grad_scaler(enabled: bool) -> torch.amp.GradScaler:  # pyright: ignore[reportPrivateImportUsage]
+    """Return a scaler of the loss, so that float16 keeps small gradients; disabled, it passes everything through."""
+    return torch.amp.GradScaler(devices.device().type, enabled=enabled)  # pyright: ignore[reportPrivateImportUsage]

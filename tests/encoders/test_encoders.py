@@ -1,0 +1,320 @@
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForQuestionAnswering, AutoModelForSequenceClassification
+
+from bertvision.cpu_optimizations import dropout
+from bertvision.cpu_optimizations.packed_linear import Packed
+from bertvision.encoders import (
+    ENCODERS,
+    EncoderWithHead,
+    TwoHeadModel,
+    encoder,
+    load_encoder,
+    load_encoder_info,
+    save_encoder,
+    weights_hash,
+)
+from bertvision.errors import BertVisionError
+from bertvision.heads import BertHead, build_head
+from bertvision.training.optimizers import build_optimizer
+from bertvision.types import HeadShape
+from conftest import FAMILIES, save_tiny
+
+SENTENCE = HeadShape(layers=4, tokens=16, width=32, outputs=3, per_token=False)
+SPAN = HeadShape(layers=4, tokens=16, width=32, outputs=2, per_token=True)
+
+
+def batch(tokenizer, texts):
+    encoded = tokenizer(texts, padding=True, return_tensors="pt")
+    mask = encoded.pop("attention_mask").bool()
+    return dict(encoded), mask
+
+
+TEXTS = ["the film was very good", "a bad plot"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_keeps_the_contract(family, tmp_path):
+    loaded = load_encoder(str(save_tiny(tmp_path / family, family)))
+    tokens, mask = batch(loaded.tokenizer, TEXTS)
+    encoder = loaded.encoder.eval()
+    hidden = encoder(tokens, mask)
+    output = encoder.model(**tokens, attention_mask=mask, output_hidden_states=True)
+    assert hidden.shape == (2, 4, mask.shape[1], 32) == (2, encoder.layers, mask.shape[1], encoder.width)
+    assert torch.equal(hidden[:, -1], output.last_hidden_state)
+    assert torch.equal(hidden[:, 0], output.hidden_states[0])
+    torch.testing.assert_close(encoder.last(tokens, mask)[:, 0], hidden[:, -1])
+    # Alone or beside a longer text, a text has the same states.
+    alone, alone_mask = batch(loaded.tokenizer, TEXTS[1:])
+    length = alone_mask.shape[1]
+    torch.testing.assert_close(hidden[1:, :, :length], encoder(alone, alone_mask), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_texts_of_a_pair_read_apart_are_read_as_if_alone(family, tmp_path):
+    loaded = load_encoder(str(save_tiny(tmp_path / family, family)))
+    encoder = loaded.encoder.eval()
+    pairs = [("the film was very good", "a bad plot"), ("quite fine", "this story is not great at all")]
+    encoded = loaded.tokenizer(*map(list, zip(*pairs, strict=True)), padding=True, return_tensors="pt")
+    mask = encoded.pop("attention_mask")
+    seconds = [encoded.sequence_ids(row).index(1) for row in range(len(pairs))]
+    for row, second in enumerate(seconds):
+        mask[row, second:] *= 2
+    found = encoder(dict(encoded), mask, range(-encoder.layers, 0))
+    assert found.shape == (2, encoder.layers, mask.shape[1], encoder.width)
+    both = encoder(dict(encoded), mask, [-4, -1, 0, 2])
+    together = encoder(dict(encoded), mask)
+    torch.testing.assert_close(both, torch.stack([found[:, 0], found[:, 3], together[:, 0], together[:, 2]], dim=1))
+    for row, (texts, second) in enumerate(zip(pairs, seconds, strict=True)):
+        here = [slice(0, second), slice(second, int((mask[row] > 0).sum()))]
+        for text, place, lead in zip(texts, here, (0, 1), strict=True):  # the second has no [CLS] in the pair
+            alone = encoder(*batch(loaded.tokenizer, [text]))[0, :, lead:]
+            torch.testing.assert_close(found[row, :, place], alone, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_parameter_of_a_reader_learns(family, tmp_path):
+    loaded = load_encoder(str(save_tiny(tmp_path / family, family)))
+    reader = EncoderWithHead(loaded.encoder, BertHead(SENTENCE, dropout=0.0))
+    tokens, mask = batch(loaded.tokenizer, TEXTS)
+    reader(tokens, mask).square().sum().backward()
+    assert [name for name, p in reader.named_parameters() if p.grad is None] == []
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_frozen_layers_get_no_gradient_and_all_others_do(family, tmp_path):
+    loaded = load_encoder(str(save_tiny(tmp_path / family, family)))
+    encoder = loaded.encoder
+    most = 1 if family == "albert" else encoder.layers
+    tokens, mask = batch(loaded.tokenizer, TEXTS)
+    before: set[str] = set()
+    for lowest in range(most):  # with all frozen there would be no gradient at all
+        encoder.zero_grad()
+        encoder.requires_grad_(True).freeze(lowest)
+        states = encoder(tokens, mask)
+        states[:, -1].square().sum().backward()
+        frozen = {name for name, p in encoder.named_parameters() if p.grad is None}
+        assert frozen == {name for name, p in encoder.named_parameters() if not p.requires_grad}
+        assert any("embeddings" in name for name in frozen) == bool(lowest)
+        assert len(frozen) > len(before) or not lowest
+        before = frozen
+    for wrong in (-1, most + 1):
+        with pytest.raises(BertVisionError, match=f"0 to {most} layers"):
+            encoder.freeze(wrong)
+
+
+def test_two_heads_on_one_backbone_learn_at_their_own_pace(tiny):
+    loaded = load_encoder(str(tiny))
+    reader = EncoderWithHead(loaded.encoder, BertHead(SENTENCE, dropout=0.0))
+    joint = TwoHeadModel(reader, build_head("adapter:size=4,token_pooling=max", SENTENCE), 10.0).eval()
+    tokens, mask = batch(loaded.tokenizer, TEXTS)
+    both = joint(tokens, mask)
+    torch.testing.assert_close(both[0], reader(tokens, mask))
+    torch.testing.assert_close(both[1], joint.auxiliary_head(loaded.encoder(tokens, mask), mask))
+    (both[0].square().sum() + both[1].square().sum()).backward()
+    assert [name for name, p in joint.named_parameters() if p.grad is None] == []
+    learning_rate_scales = {
+        id(p): group["lr_scale"] for group in build_optimizer(joint, 1e-4, 0.01).param_groups for p in group["params"]
+    }
+    assert {learning_rate_scales[id(p)] for p in joint.auxiliary_head.parameters()} == {10.0}
+    assert {learning_rate_scales[id(p)] for p in reader.parameters()} == {1.0} and len(learning_rate_scales) == len(
+        list(joint.parameters())
+    )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_training_computes_what_evaluation_does_but_for_what_is_dropped(family, tmp_path, monkeypatch):
+    loaded = load_encoder(str(save_tiny(tmp_path / family, family)))
+    tokens, mask = batch(loaded.tokenizer, TEXTS)
+    expected, drops = loaded.encoder.eval()(tokens, mask), []
+    for module in loaded.encoder.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 1e-9  # drops nothing, but by the same road
+
+    def counted(x, p):
+        drops.append(x.shape)
+        return dropout.drop(x, p)
+
+    monkeypatch.setattr(encoder, "drop", counted)
+    torch.testing.assert_close(loaded.encoder.train()(tokens, mask), expected, atol=1e-5, rtol=1e-4)
+    if family in ("bert", "roberta", "electra"):
+        length = mask.shape[1]
+        assert [shape[-2:] for shape in drops] == [(length, length)] * (loaded.encoder.layers - 1)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_saved_backbone_comes_back(family, tmp_path):
+    loaded = load_encoder(str(save_tiny(tmp_path / family, family)))
+    reader = EncoderWithHead(loaded.encoder, BertHead(SENTENCE))
+    save_encoder(tmp_path / "saved", reader, loaded.tokenizer)
+    again = load_encoder(str(tmp_path / "saved"))
+    assert weights_hash(again.encoder) == weights_hash(loaded.encoder)
+    assert all(torch.equal(again.last[key], value) for key, value in reader.head.state_dict().items())
+    assert again.tokenizer(TEXTS)["input_ids"] == loaded.tokenizer(TEXTS)["input_ids"]
+
+
+@pytest.mark.parametrize("family", ["bert", "albert", "roberta", "mpnet"])
+def test_last_head_equals_sequence_classification(family, tmp_path):
+    place = save_tiny(tmp_path / "m", family, AutoModelForSequenceClassification, num_labels=3)
+    loaded = load_encoder(str(place))
+    head = BertHead(SENTENCE)
+    head.load_state_dict(loaded.last)
+    tokens, mask = batch(loaded.tokenizer, TEXTS)
+    theirs = AutoModelForSequenceClassification.from_pretrained(place).eval()(**tokens, attention_mask=mask).logits
+    torch.testing.assert_close(EncoderWithHead(loaded.encoder, head).eval()(tokens, mask), theirs, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("family", ["bert", "albert", "roberta", "electra", "distilbert", "mpnet", "deberta-v2"])
+def test_last_head_equals_question_answering(family, tmp_path):
+    place = save_tiny(tmp_path / "m", family, AutoModelForQuestionAnswering)
+    loaded = load_encoder(str(place))
+    head = BertHead(SPAN)
+    head.load_state_dict({key: value for key, value in loaded.last.items() if key.startswith("classifier.")})
+    tokens, mask = batch(loaded.tokenizer, TEXTS)
+    theirs = AutoModelForQuestionAnswering.from_pretrained(place).eval()(**tokens, attention_mask=mask)
+    ours = EncoderWithHead(loaded.encoder, head).eval()(tokens, mask)
+    torch.testing.assert_close(ours, torch.stack([theirs.start_logits, theirs.end_logits], -1), atol=1e-5, rtol=0)
+
+
+def test_pooler_of_the_checkpoint_is_kept(tmp_path):
+    assert set(load_encoder(str(save_tiny(tmp_path / "bert"))).last) == {"pooler.weight", "pooler.bias"}
+    assert load_encoder(str(save_tiny(tmp_path / "electra", "electra"))).last == {}
+
+
+def test_positions_set_the_longest_input(tmp_path):
+    assert load_encoder_info(str(save_tiny(tmp_path / "bert"))).max_tokens == 128
+    roberta = save_tiny(tmp_path / "roberta", "roberta", max_position_embeddings=64)
+    assert load_encoder_info(str(roberta)).max_tokens == 63  # pad_token_id is 0 here, so one position is never used
+
+
+def test_decoders_are_refused(tmp_path):
+    from transformers import AutoConfig
+
+    config = AutoConfig.for_model("gpt2", n_embd=32, n_layer=2, n_head=4, vocab_size=99)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(BertVisionError, match="not a bidirectional text encoder"):
+        load_encoder(str(tmp_path))
+
+
+def test_unknown_names_and_architectures_are_refused(tmp_path):
+    with pytest.raises(BertVisionError, match="no directory here, and the Hub did not give it"):
+        load_encoder("nobody/nothing")
+    (tmp_path / "config.json").write_text('{"model_type": "martian"}')
+    with pytest.raises(BertVisionError, match="Cannot read the checkpoint"):
+        load_encoder(str(tmp_path))
+
+
+@pytest.mark.parametrize("damage", ["cut", "garbage", "missing tensor", "missing file"])
+def test_damaged_checkpoints_get_a_sentence(tmp_path, damage):
+    from safetensors.torch import load_file, save_file
+
+    place = save_tiny(tmp_path / "bert")
+    weights = place / "model.safetensors"
+    if damage == "cut":
+        weights.write_bytes(weights.read_bytes()[:-1000])
+    elif damage == "garbage":
+        weights.write_bytes(b"not a checkpoint")
+    elif damage == "missing file":
+        weights.unlink()
+    else:
+        tensors = load_file(weights)
+        del tensors["encoder.layer.1.output.dense.weight"]
+        save_file(tensors, weights, {"format": "pt"})
+    with pytest.raises(BertVisionError, match=r"Cannot read the checkpoint|lacks 1 of the encoder's tensors"):
+        load_encoder(str(place))
+
+
+def test_pickled_weights_are_refused(tmp_path):
+    from safetensors.torch import load_file
+
+    place = save_tiny(tmp_path / "bert")
+    torch.save(load_file(place / "model.safetensors"), place / "pytorch_model.bin")
+    (place / "model.safetensors").unlink()
+    with pytest.raises(BertVisionError, match="Cannot read the checkpoint"):
+        load_encoder(str(place))
+
+
+def test_half_precision_checkpoints_compute_in_float32(tmp_path):
+    from transformers import AutoModel
+
+    place = save_tiny(tmp_path / "bert")
+    AutoModel.from_pretrained(place).half().save_pretrained(place)
+    assert {p.dtype for p in load_encoder(str(place)).encoder.parameters()} == {torch.float32}
+
+
+def test_weights_hash_names_content(tiny):
+    first, second = load_encoder(str(tiny)).encoder, load_encoder(str(tiny)).encoder
+    assert weights_hash(first) == weights_hash(second)
+    with torch.no_grad():
+        next(second.parameters()).view(-1)[0] += 1e-3
+    assert weights_hash(first) != weights_hash(second)
+
+
+def test_minilm_is_the_real_one():
+    """The real encoder from the package registry, verified by hash."""
+    loaded = load_encoder("minilm")
+    known = ENCODERS["minilm"]
+    assert (loaded.encoder.layers, loaded.encoder.width) == (known.layers + 1, known.width)
+    assert sum(p.numel() for p in loaded.encoder.parameters()) == known.parameters
+    assert loaded.last == {}  # its pooler was never trained
+    tokens, mask = batch(
+        loaded.tokenizer, ["A man plays a guitar.", "Someone plays an instrument.", "Stocks fell sharply."]
+    )
+    with torch.no_grad():
+        states = loaded.encoder.eval()(tokens, mask)[:, -1]
+    vectors = torch.nn.functional.normalize((states * mask[..., None]).sum(1) / mask.sum(1, keepdim=True), dim=1)
+    near, far = vectors[0] @ vectors[1], vectors[0] @ vectors[2]
+    assert near > 0.5 > 0.2 > far
+
+
+def test_hub_names_come_from_the_library_s_cache(tmp_path):
+    """The real Hub code of transformers, on a cache as a download leaves it."""
+    revision = "0123456789012345678901234567890123456789"
+    repository = tmp_path / "hub" / "models--someone--tiny"
+    save_tiny(repository / "snapshots" / revision)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(revision)
+    code = "from bertvision import load_encoder; print(load_encoder('someone/tiny').encoder.width)"
+    environment = os.environ | {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.stdout.strip() == "32", done.stderr
+
+
+def test_half_precision_products_give_float32_states(tiny):
+    """Weights, sums and states stay float32; only the products lose digits."""
+    exact, half = (load_encoder(str(tiny), precision).encoder.eval() for precision in ("float32", "bfloat16"))
+    tokens, mask = {"input_ids": torch.tensor([[2, 9, 11, 3]])}, torch.ones(1, 4, dtype=torch.uint8)
+    first, second = exact(tokens, mask), half(tokens, mask)
+    assert second.dtype == half.last(tokens, mask).dtype == torch.float32
+    assert {p.dtype for p in half.parameters()} == {torch.float32}
+    assert 0 < (first - second).abs().max() < 0.05
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_packed_weights_change_no_state_and_go_when_it_ends(family, tmp_path):
+    encoder = load_encoder(str(save_tiny(tmp_path / family, family)), "bfloat16").encoder.eval()
+    tokens, mask = batch(load_encoder(str(tmp_path / family)).tokenizer, TEXTS)
+    with torch.no_grad(), encoder.packed():  # what may still change is left alone
+        assert not any(isinstance(each, Packed) for each in encoder.modules())
+    encoder.requires_grad_(False)
+    names = list(encoder.state_dict())
+    plain = encoder(tokens, mask)
+    with encoder.packed():
+        assert any(isinstance(each, Packed) for each in encoder.modules())
+        assert list(encoder.state_dict()) == names
+        torch.testing.assert_close(encoder(tokens, mask), plain, atol=2e-2, rtol=2e-2)
+    assert not any(isinstance(each, Packed) for each in encoder.modules())
+    assert torch.equal(encoder(tokens, mask), plain)
+
+
+def test_the_real_encoder_packed_gives_the_same_states_to_the_bit():
+    loaded = load_encoder("minilm", "bfloat16")
+    encoder = loaded.encoder.eval().requires_grad_(False)
+    tokens, mask = batch(loaded.tokenizer, TEXTS)
+    plain = encoder(tokens, mask)
+    with encoder.packed():
+        assert torch.equal(encoder(tokens, mask), plain)

@@ -1,0 +1,210 @@
+"""Graphs that answer as torch does, or are not kept."""
+
+import json
+import random
+import shutil
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+import bertvision
+from bertvision.errors import BertVisionError
+from bertvision.heads import HEADS
+from bertvision.onnx_model import GRAPH, MANIFEST
+from bertvision.pipeline import dev_examples, experiment_of
+from bertvision.serving import onnx_export
+from bertvision.serving.onnx_export import Limits, export_onnx
+from bertvision.trained_model import load, load_all
+from conftest import FAMILIES, WORDS, save_tiny, squad_json
+
+# One of each way to read, merge and gather; the rest of the zoo is made of the same parts.
+SENTENCE_HEADS = [
+    "adapter:size=8,token_pooling=max",
+    "adapter:layers=0,2,norm=true,size=4,token_pooling=cls+mean+attention",
+    "adapter-independent-skip:size=4",
+    "adapter-pooler:size=4",
+    "adapter-386-skip-learned:size=4",
+    "learned:pooler_output=true",
+    "learned-adapter-386-cnn-nxn:size=16,token_pooling=mean",
+    "cnn-1xn:token_pooling=max",
+    "xception-small-skip",
+]
+
+
+def make(encoder, data, root, heads, **more):
+    return bertvision.run(
+        train_file=str(data), encoder=str(encoder), heads=heads, fractions=[1.0], controls=False, root=root,
+        train={"epochs": 1, "learning_rate": 1e-2}, notify=lambda message: None, **more,
+    )  # fmt: skip
+
+
+def rows_of(models):
+    return [dev_examples(experiment_of(each.run), lambda message: None) for each in models]
+
+
+@pytest.fixture(scope="module")
+def sentences(tiny, reviews, tmp_path_factory):
+    """Many heads on one backbone, in one graph."""
+    result = make(tiny, reviews, tmp_path_factory.mktemp("runs"), SENTENCE_HEADS, max_tokens=32)
+    models = load_all(result.runs)
+    place = tmp_path_factory.mktemp("exports") / "sentences"
+    return models, place, export_onnx(models, place, rows_of(models))
+
+
+def squad(tmp_path_factory, tiny):
+    place = tmp_path_factory.mktemp("squad")
+    (place / "train.json").write_text(json.dumps(squad_json(8, 4, 0)))
+    return make(tiny, place / "train.json", place / "runs", ["adapter-skip:size=4", "learned-cnn-1xn"], max_tokens=32)
+
+
+@pytest.fixture(scope="module")
+def spans(tiny, tmp_path_factory):
+    models = load_all(squad(tmp_path_factory, tiny).runs)
+    place = tmp_path_factory.mktemp("exports") / "spans"
+    return models, place, export_onnx(models, place, rows_of(models))
+
+
+@pytest.mark.parametrize("kind", ["sentences", "spans"])
+def test_every_answer_is_the_same(kind, request):
+    models, place, reports = request.getfixturevalue(kind)
+    assert len(reports) == len(models)
+    for report in reports:
+        assert report["agreement"] == 100.0 and report["largest_difference"] <= 1e-4, report
+    manifest = json.loads((place / MANIFEST).read_text())
+    assert manifest["parity"] == reports and manifest["limits"] == {"agreement": 99.9, "largest_difference": 1e-4}
+
+
+def test_any_batch_and_any_length(sentences):
+    models, place, _ = sentences
+    draw = random.Random(0)
+    for count, longest in ((1, 1), (1, 60), (7, 3), (40, 60)):
+        texts = [" ".join(draw.choices(WORDS, k=draw.randint(1, longest))) for _ in range(count)]
+        for one, other in zip(models, load_all([place]), strict=True):
+            features = one.encode(texts)
+            assert np.allclose(one.logits(features).logits, other.logits(features).logits, atol=1e-4), one.run.name
+
+
+def test_an_export_is_loaded_as_a_run_and_moves(spans, tmp_path):
+    models, place, _ = spans
+    moved = shutil.copytree(place, tmp_path / "moved")
+    context = "the tower in rome was made at ann . " * 9
+    for one, other in zip(models, load_all([moved]), strict=True):
+        first, second = (each.predict(("who made the tower", context), bert=True) for each in (one, other))
+        assert (first["answer"], first["bert"]["answer"]) == (second["answer"], second["bert"]["answer"])
+        assert first["null_probability"] == pytest.approx(second["null_probability"], abs=1e-4)
+        assert other.layers == one.layers and "onnxruntime" in other.own.shared_encoder.runs_on
+    with pytest.raises(BertVisionError, match="name one of them"):
+        load(moved)
+    assert load(next((moved / "runs").iterdir())).predict(("who", context))
+
+
+def test_int8_is_smaller_and_held_to_its_own_limits(sentences, tmp_path):
+    models, place, _ = sentences
+    chosen = models[1:3]
+    reports = export_onnx(chosen, tmp_path / "int8", rows_of(chosen), int8=True, limits=Limits(90.0, np.inf))
+    assert all(report["largest_difference"] > 1e-4 for report in reports)  # it is int8 indeed
+    types = {node.op_type for node in onnx.load(tmp_path / "int8" / GRAPH).graph.node}
+    assert "MatMulInteger" in types or "DynamicQuantizeMatMul" in types
+    assert "int8" in load_all([tmp_path / "int8"])[0].own.shared_encoder.runs_on
+
+
+def test_a_graph_that_answers_otherwise_is_not_kept(sentences, tmp_path, monkeypatch):
+    models, _, _ = sentences
+    chosen = models[1:2]
+    written = onnx_export._write_graph
+
+    def damaged(path, shared_encoder, *given, **named):
+        weights = [
+            p
+            for name, p in shared_encoder.heads[chosen[0].parts[0].head].named_parameters()
+            if name.endswith("classifier.weight")
+        ]
+        with torch.no_grad():
+            weights[0][0] += 0.1
+        written(path, shared_encoder, *given, **named)
+        with torch.no_grad():
+            weights[0][0] -= 0.1
+
+    monkeypatch.setattr(onnx_export, "_write_graph", damaged)
+    with pytest.raises(BertVisionError, match="does not answer as it should.*Nothing was kept"):
+        export_onnx(chosen, tmp_path / "wrong", rows_of(chosen))
+    assert not (tmp_path / "wrong").exists()
+
+
+def test_what_cannot_be_exported(sentences, spans, tmp_path):
+    models, place, _ = sentences
+    with pytest.raises(BertVisionError, match="One graph holds one backbone"):
+        export_onnx([models[0], spans[0][0]], tmp_path / "x", [[], []])
+    with pytest.raises(BertVisionError, match="runs that torch can read"):
+        export_onnx(load_all([place])[:1], tmp_path / "x", [[]])
+    with pytest.raises(BertVisionError, match="no rows to compare"):
+        export_onnx(models[:1], tmp_path / "x", [[]])
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years")
+    with pytest.raises(BertVisionError, match="not empty"):
+        export_onnx(models[:1], tmp_path / "mine", [[]])
+
+
+def test_a_damaged_graph_is_refused(spans, tmp_path):
+    moved = shutil.copytree(spans[1], tmp_path / "moved")
+    raw = bytearray((moved / GRAPH).read_bytes())
+    raw[len(raw) // 2] ^= 1
+    (moved / GRAPH).write_bytes(raw)
+    with pytest.raises(BertVisionError, match="Export it again"):
+        load_all([moved])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_can_be_exported(family, reviews, tmp_path):
+    result = make(save_tiny(tmp_path / family, family), reviews, tmp_path / "runs", ["learned"], max_tokens=32)
+    models = load_all([result.best])
+    (report,) = export_onnx(models, tmp_path / "onnx", rows_of(models))
+    assert report["agreement"] == 100.0
+
+
+@pytest.mark.slow
+def test_the_whole_zoo_can_be_exported(tiny, reviews, tmp_path):
+    result = make(tiny, reviews, tmp_path / "runs", [name for name in HEADS if name != "xception"], max_tokens=32)
+    models = load_all([run for run in result.runs if run.kind == "head"])
+    for report in export_onnx(models, tmp_path / "onnx", rows_of(models)):
+        assert report["agreement"] == 100.0, report
+
+
+def test_texts_read_apart_and_together_answer_the_same_from_a_graph(tiny, tmp_path):
+    draw = random.Random(0)
+    rows = ["text,other,label"]
+    for number in range(80):
+        words = draw.sample(WORDS, draw.randint(2, 7))
+        other = words[::-1] if number % 2 else draw.sample(WORDS, draw.randint(2, 12))
+        rows.append(f"{' '.join(words)},{' '.join(other)},{number % 2}")
+    (tmp_path / "pairs.csv").write_text("\n".join(rows) + "\n")
+    both = "adapter:encoding=both,members=2,size=4,token_pooling=max+compare+align"
+    heads = ["learned", both, "adapter:encoding=bi,size=4,token_pooling=max"]
+    result = make(tiny, tmp_path / "pairs.csv", tmp_path / "runs", heads, text_pair="other")
+    models = load_all([run for run in result.runs if run.kind in ("head", "bert", "ensemble")])
+    for each in models:
+        found = each.logits(each.encode_examples(rows_of([each])[0]))
+        np.testing.assert_allclose(
+            found.logits, each.run.predictions().logits, atol=0.05
+        )  # scored in bfloat16, perhaps
+    reports = export_onnx(models, tmp_path / "graph", rows_of(models))
+    assert {report["agreement"] for report in reports} == {100.0}
+    pair = ("the film was good", "a very long and quite awful story about this movie")
+    for torch_one, onnx_one in zip(models, load_all([tmp_path / "graph"]), strict=True):
+        probability = torch_one.predict(pair)["probability"]
+        assert onnx_one.predict(pair)["probability"] == pytest.approx(probability, abs=1e-4)
+    assert [each.layers[0]["encoding"] for each in models if each.run.name == both] == ["both"]
+    assert {each.run.name: each.passes for each in models if each.run.kind != "ensemble"} == {
+        "BERT": 1,
+        "learned": 1,
+        both: 2,
+        "adapter:encoding=bi,size=4,token_pooling=max": 2,
+    }
+
+
+def test_one_text_cannot_be_read_apart(tiny, reviews, tmp_path):
+    with pytest.raises(BertVisionError, match="is no pair"):
+        make(tiny, reviews, tmp_path, ["adapter:encoding=bi,token_pooling=max"])

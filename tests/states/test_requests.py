@@ -1,0 +1,146 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from test_computed import stream
+from test_token_batches import PAD
+
+from bertvision.errors import BertVisionError
+from bertvision.states import (
+    ComputedStates,
+    InMemoryStates,
+    RowTable,
+    StateRequest,
+    StoredStates,
+    TokenBatches,
+    open_states,
+    write,
+)
+from bertvision.types import StateView
+
+IDENTITY = {"encoder": "a", "split": "train"}
+
+
+def want(tiny, path, **more):
+    _, _, streamed = stream(tiny)
+    features = streamed.tokens.features
+    rows = RowTable(lengths=features.lengths, labels=features.labels, ids=features.ids)
+    settings = {"width": 32, "identity": IDENTITY, "type": "int8", "epochs": 5.0} | more
+    return StateRequest(source=streamed, rows=rows, place=path / "train", **settings), TokenBatches(
+        features, 2, PAD, seed=0
+    )
+
+
+def test_modes(tiny, tmp_path, monkeypatch):
+    wanted, tokens = want(tiny, tmp_path)
+    said = []
+    assert isinstance(open_states("auto", wanted, tokens, said.append), InMemoryStates)
+    assert isinstance(open_states("stream", wanted, tokens, said.append), ComputedStates)
+    monkeypatch.setattr("bertvision.states.requests.MEMORY", 10)
+    assert isinstance(open_states("store", wanted, tokens, said.append), StoredStates)
+    assert isinstance(open_states("auto", wanted, tokens, said.append), StoredStates)  # it is there now
+    assert not said
+    with pytest.raises(BertVisionError, match="Did you mean 'stream'"):
+        open_states("steam", wanted, tokens, said.append)
+
+
+def test_auto_measures_and_says_why(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr("bertvision.states.requests.MEMORY", 10)
+    monkeypatch.setattr("bertvision.states.requests.TRIAL", 0.0)
+    for rates, kind, word in (((10.0, 100.0), StoredStates, "Storing"), ((100.0, 10.0), ComputedStates, "Streaming")):
+        wanted, tokens = want(tiny, tmp_path / word)
+        (tmp_path / word).mkdir()
+        said = []
+        monkeypatch.setattr("bertvision.states.requests.measure", lambda *given, rates=rates: rates)
+        assert isinstance(open_states("auto", wanted, tokens, said.append), kind)
+        assert len(said) == 1 and said[0].startswith(word) and "examples/s" in said[0]
+
+
+def test_the_trial_is_real_and_leaves_nothing(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr("bertvision.states.requests.MEMORY", 10)
+    wanted, tokens = want(tiny, tmp_path)
+    said = []
+    open_states("auto", wanted, tokens, said.append)
+    assert "examples/s" in said[0]
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".trial")] == []
+
+
+def test_the_trial_may_be_larger_than_a_shard(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr("bertvision.states.requests.MEMORY", 10)
+    monkeypatch.setitem(write.__kwdefaults__, "shard", 1)  # instead of hundreds of megabytes of states
+    wanted, tokens = want(tiny, tmp_path)
+    said = []
+    open_states("auto", wanted, tokens, said.append)
+    assert "examples/s" in said[0]
+
+
+def test_a_full_disk_means_streaming(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr("bertvision.states.requests.MEMORY", 10)
+    wanted, tokens = want(tiny, tmp_path)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 5}))
+    said = []
+    assert isinstance(open_states("auto", wanted, tokens, said.append), ComputedStates)
+    assert "the disk has less free" in said[0]
+
+
+def test_memory_that_is_not_there(tiny, tmp_path):
+    wanted, tokens = want(tiny, tmp_path, width=10**12)
+    with pytest.raises(BertVisionError, match="of memory are free"):
+        open_states("memory", wanted, tokens, print)
+
+
+def test_a_store_of_other_states_is_refused(tiny, tmp_path):
+    wanted, tokens = want(tiny, tmp_path)
+    open_states("store", wanted, tokens, print)
+    other, tokens = want(tiny, tmp_path, identity=IDENTITY | {"encoder": "b"})
+    with pytest.raises(BertVisionError, match="encoder is a instead of b"):
+        open_states("store", other, tokens, print)
+
+
+@pytest.mark.parametrize("mode", ["auto", "store"])
+def test_few_stored_states_are_read_into_memory_unless_a_store_is_asked_for(tiny, tmp_path, mode):
+    wanted, tokens = want(tiny, tmp_path, type="float32")
+    wanted.store()
+    found, streamed = open_states(mode, wanted, tokens, print), open_states("stream", wanted, tokens, print)
+    assert isinstance(found, InMemoryStates if mode == "auto" else StoredStates)
+    for one, other in zip(found.epoch(0), streamed.epoch(0), strict=True):
+        assert one.rows.tolist() == other.rows.tolist()
+        np.testing.assert_allclose(
+            (one.inputs * (one.mask > 0)[:, None, :, None]).numpy(),
+            (other.inputs * (other.mask > 0)[:, None, :, None]).numpy(),
+            atol=1e-5,
+        )
+
+
+def beside(wanted, name, **more):
+    """A store of the same states in the directory of the one that is wanted."""
+    return replace(wanted, place=wanted.place.with_name(name), **more).store()
+
+
+def test_a_neighbour_with_more_than_is_wanted_is_used(tiny, tmp_path):
+    wanted, tokens = want(tiny, tmp_path)
+    more = beside(wanted, "more")
+    source = ComputedStates(wanted.source.encoder, wanted.source.tokens, StateView(layers=(1, 3), first=True))
+    less = replace(wanted, source=source)
+    found = less.found()
+    assert found is not None and found.path == more.path
+    other = replace(less, identity=IDENTITY | {"encoder": "b"})
+    assert other.found() is None
+    pooled = replace(wanted, source=ComputedStates(source.encoder, source.tokens, StateView(layers=(1,), pooled=True)))
+    assert pooled.found() is None
+
+
+def test_of_two_neighbours_the_one_of_the_type_asked_for_is_used(tiny, tmp_path):
+    wanted, _ = want(tiny, tmp_path)
+    for type in ("bfloat16", "int8", "int4"):
+        beside(wanted, f"train-{type}", type=type)
+    for type in ("bfloat16", "int8", "int4"):
+        found = replace(wanted, type=type).found()
+        assert found is not None and found.layout.type == type
+
+
+def test_neighbours_that_are_no_stores_are_left_alone(tiny, tmp_path):
+    wanted, _ = want(tiny, tmp_path)
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "manifest.json").write_text('{"name": "my web app"}')
+    assert wanted.found() is None

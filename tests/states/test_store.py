@@ -1,0 +1,153 @@
+"""What is written is what is read, whatever the lengths, types, shards, views and order."""
+
+import resource
+from dataclasses import replace
+
+import numpy as np
+import torch
+from fakes import IDENTITY, Made, assert_close, files, place
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bertvision.states import FORMATS, BatchPlan, Layout, RowTable, StoredStates, is_store
+from bertvision.states.layout import ALIGN, MOST_SHARDS, SHARD, shard_name
+from bertvision.types import StateView
+
+lengths = st.lists(st.integers(1, 40) | st.integers(1, 512), min_size=1, max_size=24)
+types = st.sampled_from(list(FORMATS))
+shards = st.sampled_from([1, 700, 20_000, SHARD])
+layers = st.sets(st.integers(0, 12), min_size=1, max_size=4).map(lambda some: tuple(sorted(some)))
+views = st.builds(StateView, layers=layers, pooled=st.booleans(), first=st.booleans())
+
+
+@st.composite
+def parts_of(draw, view: StateView) -> StateView:
+    """A view that a store of `view` can serve."""
+    some = draw(st.sets(st.sampled_from(view.layers), min_size=1))
+    return StateView(
+        layers=tuple(sorted(some)),
+        pooled=view.pooled and draw(st.booleans()),
+        first=view.first or draw(st.booleans()),
+    )
+
+
+@st.composite
+def plans(draw, lengths) -> BatchPlan:
+    size = draw(st.integers(1, 9))
+    kinds = {
+        "shuffled": {"seed": draw(st.integers(0, 3))},
+        "blocks": {"seed": draw(st.integers(0, 3)), "block": draw(st.integers(1, 12))},
+        "by length": {},
+        "by length, bounded": {"budget": draw(st.integers(1, 2000))},
+    }
+    return BatchPlan(lengths, size, **kinds[draw(st.sampled_from(list(kinds)))])
+
+
+def seen(source: Made, row: int, part: StateView) -> torch.Tensor:
+    """A row's states as a view of the source's."""
+    channels = [source.view.layers.index(layer) for layer in part.layers]
+    channels += [source.view.channels - 1] if part.pooled else []
+    state = source.state(row)[channels]
+    return state[:, :1] if part.first else state
+
+
+@given(st.data(), lengths, types, shards, views, st.sampled_from([1, 5, 32, 33]), st.integers(1, 9))
+@settings(max_examples=120, deadline=None)
+def test_every_row_is_read_once_as_it_was_written(data, lengths, type, shard, view, width, size):
+    source = Made([1] * len(lengths) if view.first else lengths, view, width)
+    part, plan = data.draw(parts_of(view)), data.draw(plans(source.lengths))
+    with place() as folder:
+        store = source.write(folder / "s", type=type, shard=shard, batch_size=size)
+        assert sorted(source.asked) == list(range(source.rows))
+        assert store.known.ids == source.known.ids and np.array_equal(store.known.labels, source.labels)
+        found = []
+        for batch in StoredStates(store, plan, part).epoch(1):
+            tokens = 1 if part.first else int(source.lengths[batch.rows].max())
+            assert batch.inputs.shape == (len(batch.rows), part.channels, tokens, width)
+            assert batch.labels.tolist() == source.labels[batch.rows].tolist()
+            for hidden, mask, row in zip(batch.inputs, batch.mask, batch.rows.tolist(), strict=True):
+                length = 1 if part.first else source.lengths[row]
+                second = length if source.seconds is None else source.seconds[row]
+                assert mask.tolist() == [(token < length) * (1 + (token >= second)) for token in range(tokens)]
+                assert not hidden[:, length:].any()
+                assert_close(type, hidden[:, :length], seen(source, row, part))
+                found.append(row)
+        assert sorted(found) == list(range(source.rows))
+        assert [wrong for _, wrong in store.verify() if wrong] == []
+        assert sum(rows for rows, _ in store.verify()) == store.rows
+
+
+@given(lengths, types, shards, views, st.integers(1, 40))
+@settings(deadline=None)
+def test_the_layout_is_the_store(lengths, type, shard, view, width):
+    """Sizes are known before anything is computed, rows are aligned, and nothing lies between them."""
+    source = Made(lengths, view, width)
+    layout = Layout(type=type, view=view, width=width, lengths=source.lengths, shard=shard)
+    with place() as folder:
+        store = source.write(folder / "s", type=type, shard=shard)
+        sizes = {name: len(data) for name, data in files(store.path).items() if name.endswith(".states")}
+    assert sizes == {shard_name(n): layout.shard_bytes(n) for n in range(len(layout.bounds))}
+    assert sum(sizes.values()) == layout.bytes
+    assert sum(each["bytes"] for each in store.manifest["shards"]) == layout.bytes
+    ends = [0, *(b for _, b in layout.bounds)]
+    assert [a for a, _ in layout.bounds] == ends[:-1] and ends[-1] == len(lengths)
+    for first, last in layout.bounds:
+        edges = np.cumsum([0, *layout.sizes[first:last]])
+        assert (layout.starts[first:last] == edges[:-1]).all() and not (edges % ALIGN).any()
+        assert edges[-1] <= max(shard, layout.sizes[first], 2 * layout.bytes / MOST_SHARDS)
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=3000) | st.integers(1, 3000).map(lambda n: [9] * n))
+@settings(deadline=None)
+def test_a_reader_can_keep_all_shards_open(lengths):
+    layout = Layout(type="int8", view=StateView(layers=(0,)), width=60, lengths=np.array(lengths), shard=1)
+    assert len(layout.bounds) <= MOST_SHARDS
+
+
+def test_a_thousand_rows_in_the_smallest_shards_are_read_with_few_files():
+    source = Made([3] * 1000, StateView(layers=(0,)), 1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with place() as folder:
+        store = source.write(folder / "s", shard=1)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 900), hard))
+        try:
+            store.advise(np.arange(1000))
+            assert (
+                sum(len(batch.rows) for batch in StoredStates(store, BatchPlan(source.lengths, 50, seed=0)).epoch(0))
+                == 1000
+            )
+        finally:
+            store.close()
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_the_same_states_make_the_same_files(tmp_path):
+    one, other = (Made([5, 9, 2, 7, 30]).write(tmp_path / name) for name in "ab")
+    assert files(one.path) == files(other.path) and is_store(one.path)
+    assert set(files(one.path)) == {"manifest.json", "rows.safetensors", "00000.states"}
+
+
+def test_labels_of_every_task_survive(tmp_path):
+    for i, labels in enumerate([np.array([1, 0, 2]), np.array([0.5, 4, 2], dtype=np.float32), np.ones((3, 2), int)]):
+        source = Made([4, 2, 3])
+        source.labels = labels
+        batch = next(StoredStates(source.write(tmp_path / str(i)), BatchPlan(source.lengths, 2)).epoch(0))
+        assert batch.labels.numpy().dtype == labels.dtype and np.array_equal(batch.labels, labels[batch.rows])
+
+
+@given(st.lists(st.text(), min_size=1, max_size=9))
+def test_any_text_may_be_an_id(ids):
+    rows = RowTable(lengths=np.ones(len(ids)), labels=np.zeros(len(ids)), ids=ids)
+    again = RowTable.from_bytes(rows.to_bytes())
+    assert again.ids == ids and again.to_bytes() == rows.to_bytes()
+
+
+def test_what_a_store_lacks_is_named(tmp_path):
+    store = Made([4, 2], StateView(layers=(1, 2), first=True)).write(tmp_path / "s")
+    assert store.lacks(IDENTITY, store.view) == ""
+    wanted = StateView(layers=(0, 2, 3), pooled=True)
+    text = store.lacks(IDENTITY | {"split": "dev", "encoder": "b" * 64}, wanted)
+    assert "split is train instead of dev" in text and "encoder is aaaaaaaa instead of bbbbbbbb" in text
+    assert "layers [1, 2] are there, [0, 3] are not" in text
+    assert "only the first token is there" in text and "the pooled [CLS] is not there" in text
+    assert "pooled" not in store.lacks({}, replace(wanted, pooled=False))

@@ -1,0 +1,120 @@
+"""Two real processes that work together (gloo, on the CPU) against one that is alone."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file
+
+from bertvision.runs import find_runs
+from conftest import save_tiny
+
+pytestmark = pytest.mark.alone
+
+DRIVER = """
+import json, sys
+from bertvision import pipeline
+from bertvision.config import make
+root, settings = sys.argv[1], json.loads(sys.argv[2])
+pipeline.run(make(**settings), root=root)
+"""
+STEPS = 22
+
+
+def launch(script: list[str], processes: int, launcher: tuple[str, ...] = ()) -> subprocess.CompletedProcess:
+    """Run a script alone, or in a group as its users start one."""
+    group = launcher or ("torch.distributed.run", "--standalone", f"--nproc-per-node={processes}")
+    words = ["-m", *group, *script] if processes > 1 else script
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=280, env=environment)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory) -> Path:
+    """A tiny BERT without dropout, whose random numbers no two groups could share."""
+    off = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "classifier_dropout": 0.0}
+    return save_tiny(tmp_path_factory.mktemp("calm") / "tiny", **off)
+
+
+@pytest.fixture(scope="module")
+def both(calm, reviews, tmp_path_factory) -> list[Path]:
+    """The same line, alone and in a group of two: fine-tuning, stored states, heads, ensembles.
+
+    86 rows in batches of 5: the last has a single row, so that one of two processes has none.
+    """
+    settings = {
+        "train_file": str(reviews),
+        "encoder": str(calm),
+        "fractions": [0.0, STEPS / 18],
+        "auxiliary_head": "adapter:size=8,token_pooling=max",
+        "precision": "float32",  # whose rounding is small enough to compare
+        "head_fractions": [0.0],
+        "heads": ["learned", "adapter:size=8,token_pooling=max"],
+        "controls": False,  # BERT's own kind of head has dropout
+        "activations": "store",
+        "states": {"shard": 0.02},
+        "finetune": {"learning_rate": 1e-3, "batch_size": 5},
+        "train": {"epochs": 3, "learning_rate": 1e-2, "batch_size": 5},
+    }
+    place = tmp_path_factory.mktemp("group")
+    (place / "driver.py").write_text(DRIVER)
+    roots = [place / "alone", place / "two"]
+    for processes, root in enumerate(roots, start=1):
+        done = launch([str(place / "driver.py"), str(root), json.dumps(settings)], processes)
+        assert done.stderr.count("86 rows to train on") == 1  # one of them speaks
+    return roots
+
+
+def files(root: Path) -> dict[str, Path]:
+    return {str(path.relative_to(root)): path for path in sorted(root.rglob("*")) if path.is_file()}
+
+
+def test_fine_tuned_weights_are_the_same(both):
+    found = [next(root.rglob(f"{STEPS / 18:g}/backbone")) for root in both]
+    assert json.loads((found[0] / "checkpoint.json").read_text())["steps"] == STEPS
+    for name in ("model.safetensors", "last.safetensors"):
+        one, two = (load_file(place / name) for place in found)
+        assert one.keys() == two.keys()
+        assert max(float((one[key] - two[key]).abs().max()) for key in one) < 1e-5
+    start = load_file(next(both[0].rglob("0/backbone/model.safetensors")))
+    trained = load_file(found[0] / "model.safetensors")
+    assert max(float((start[key] - trained[key]).abs().max()) for key in start) > 1e-2
+
+
+def test_extracted_states_are_the_same_to_the_byte(both):
+    one, two = ({name: path for name, path in files(root).items() if "/states/" in name} for root in both)
+    assert one.keys() == two.keys() and sum(name.endswith(".states") for name in one) > 6
+    assert [name for name in one if one[name].read_bytes() != two[name].read_bytes()] == []
+
+
+def test_scores_are_the_same_and_rows_in_order(both):
+    runs = [{str(run.directory.relative_to(root)): run for run in find_runs(root)} for root in both]
+    at_start = [name for name in runs[0] if "/0/" in name]
+    assert runs[0].keys() >= set(at_start) and runs[1].keys() >= set(at_start) and len(at_start) == 4
+    for name in at_start:
+        one, two = (each[name] for each in runs)
+        assert one.metrics["score"] == two.metrics["score"] and one.metrics["validation"] == two.metrics["validation"]
+        for split in ("validation", "dev"):
+            assert one.predictions(split).ids == two.predictions(split).ids
+            np.testing.assert_allclose(one.predictions(split).logits, two.predictions(split).logits, atol=1e-4)
+
+
+def test_one_process_writes(both):
+    assert len(files(both[0])) == len(files(both[1]))
+    assert not [name for name in files(both[1]) if name.endswith(".tmp") or "resume" in name and "lock" not in name]
+
+
+def test_accelerate_launch(calm, reviews, tmp_path):
+    words = ["-m", "bertvision", "run", "--train-file", str(reviews), "--encoder", str(calm), "--runs", str(tmp_path)]
+    words += ["--fractions", "0.5", "--heads", "learned", "--states", "stream", "--json"]
+    words += ["--set", "train.epochs=2", "--set", "controls=false"]
+    launcher = ("accelerate.commands.launch", "--cpu", "--num_processes=2", "--num_machines=1", "--mixed_precision=no")
+    done = launch(words, 2, (*launcher, "--num_cpu_threads_per_process=1", "--dynamo_backend=no"))
+    rows = json.loads(done.stdout)
+    assert [row["kind"] for row in rows] == ["bert", "head", "ensemble"]

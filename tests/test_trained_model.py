@@ -1,0 +1,130 @@
+import json
+
+import numpy as np
+import pytest
+
+import bertvision
+from bertvision.errors import BertVisionError
+from bertvision.pipeline import experiment_of, load_data
+from bertvision.runs import find_runs
+from bertvision.trained_model import load_all
+from conftest import squad_json
+
+
+@pytest.fixture(scope="module")
+def answers(tiny, tmp_path_factory):
+    """A question-answering run, and one whose contexts need several windows."""
+    place = tmp_path_factory.mktemp("squad")
+    (place / "train.json").write_text(json.dumps(squad_json(8, 4, 0)))
+    result = bertvision.run(
+        train_file=str(place / "train.json"), encoder=str(tiny), heads=["adapter-skip:size=4"], fractions=[1.0],
+        max_tokens=32, train={"epochs": 2, "learning_rate": 1e-2}, root=place / "runs", notify=lambda message: None,
+    )  # fmt: skip
+    return bertvision.load(result.best)
+
+
+def test_answers_are_pieces_of_the_context(answers):
+    context = "The  Tower was made in ROME, by   Ann. " * 12
+    found = answers.predict({"question": "who made the tower", "context": context})
+    assert found["answer"] == context[found["start"] : found["end"]]
+    assert 0 <= found["null_probability"] <= 1
+    for candidate in found["nbest"]:
+        assert candidate["text"] == context[candidate["start"] : candidate["end"]]
+    assert sum(candidate["probability"] for candidate in found["nbest"]) == pytest.approx(1)
+    json.dumps(found)
+
+
+def test_a_batch_answers_as_one_by_one(answers):
+    items = [("who made it", "bob made the tower in rome " * n) for n in (1, 3, 9)]
+    together = answers.predict(items)
+    for item, found in zip(items, together, strict=True):
+        alone = answers.predict(item)
+        assert alone["answer"] == found["answer"] and alone["score"] == pytest.approx(found["score"], abs=1e-4)
+    assert answers.predict([]) == []
+
+
+def test_wrong_items_get_a_sentence(answers):
+    with pytest.raises(BertVisionError, match="lacks 'context'"):
+        answers.predict({"question": "who"})
+    with pytest.raises(BertVisionError, match="reads 2: question, context"):
+        answers.predict("who")
+    for wrong in (5, [None]):
+        with pytest.raises(BertVisionError, match=r"Give a text|reads 2"):
+            answers.predict(wrong)
+    with pytest.raises(BertVisionError, match="empty text"):
+        answers.predict(("who", ""))
+
+
+def test_bert_stands_beside_and_the_list_is_cut(answers):
+    item = ("who made it", "bob made the tower in rome")
+    found = answers.predict(item, nbest=2, bert=True)
+    assert len(found["nbest"]) == len(found["bert"]["nbest"]) == 2
+    assert found["bert"]["score"] != found["score"]
+    bert = bertvision.load(answers.run.bert())
+    assert bert.predict(item, nbest=2) == found["bert"]
+
+
+def test_one_backbone_is_loaded_once_and_read_once(answers, monkeypatch):
+    head, bert, ensemble = load_all([answers.run, answers.run.bert(), sibling(answers.run, "ensemble")])
+    (shared_encoder,) = {part.shared_encoder for each in (head, bert, ensemble) for part in [*each.parts, each.own]}
+    passes = []
+    forward = shared_encoder.encoder.forward
+    monkeypatch.setattr(shared_encoder.encoder, "forward", lambda *given: passes.append(1) or forward(*given))
+    together = ensemble.predict(("who made it", "bob made it"), bert=True)
+    assert len(passes) == 1 and ensemble.passes == 1
+    assert together["bert"] == bert.predict(("who made it", "bob made it"))
+
+
+def test_a_saved_ensemble_is_answered_from_live_members(answers):
+    run = sibling(answers.run, "ensemble")
+    found = bertvision.load(run)
+    examples = load_data(experiment_of(answers.run), notify=lambda message: None).dev.examples
+    logits = found.logits(found.encode_examples(examples))
+    saved = run.predictions()
+    assert logits.ids == saved.ids and np.allclose(logits.logits, saved.logits, atol=1e-4)
+
+
+def test_no_answer_is_calibrated_on_validation(answers):
+    settings = answers.settings
+    assert {"null_threshold", "null_slope", "null_bias"} == set(settings) and settings["null_slope"] >= 0
+    errors = answers.run.metrics["calibration"]
+    assert set(errors) == {"no_answer_error", "no_answer_error_uncalibrated"}
+    assert errors["no_answer_error"] < errors["no_answer_error_uncalibrated"]
+    # Runs of before have the threshold alone: it stands for one half.
+    answers.settings = {"null_threshold": 0.5}
+    try:
+        for found in answers.predict([("who made it", "bob made the tower"), ("when", "the river was bad")]):
+            assert (found["answer"] == "") == (found["null_probability"] > 0.5)
+    finally:
+        answers.settings = settings
+
+
+def test_items_by_position_and_half_characters(answers):
+    item = {"text": "who made it", "text_pair": "bob made it"}
+    assert answers.predict(item) == answers.predict(("who made it", "bob made it"))
+    with pytest.raises(BertVisionError, match="has 1 text"):
+        answers.predict({"text": "who"})
+    with pytest.raises(BertVisionError, match="lone surrogate"):
+        answers.predict(("who", "bob \ud83d made it"))
+
+
+def test_a_pooled_head_and_a_plain_one_answer_as_they_were_scored(tiny, reviews, tmp_path):
+    result = bertvision.run(
+        train_file=str(reviews), encoder=str(tiny), heads=["learned:pooler_output=true", "mean"], fractions=[1.0],
+        train={"epochs": 1}, controls=False, precision="float32", root=tmp_path, notify=lambda message: None,
+    )  # fmt: skip
+    examples = load_data(experiment_of(result.best), notify=lambda message: None).dev.examples
+    for each in load_all(result.runs):
+        found = each.logits(each.encode_examples(examples))
+        assert np.allclose(found.logits, each.run.predictions().logits, atol=1e-5), each.run.name
+    pooled = next(each for each in load_all(result.runs) if "pooler_output" in each.run.name)
+    (reads,) = pooled.layers
+    assert (
+        reads["pooled"]
+        and len(reads["weights"]) == len(reads["layers"]) + 1
+        and sum(reads["weights"]) == pytest.approx(1)
+    )
+
+
+def sibling(run, kind):
+    return next(each for each in find_runs(run.directory.parent) if each.kind == kind)
