@@ -1,7 +1,5 @@
 """One cell of peers.py: run a method on a task, measure seconds and memory of each stage, score it once on dev."""
 
-import gzip
-import json
 import statistics
 import tempfile
 import threading
@@ -14,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from cells import Cells, Finished
 from peft import LoraConfig, get_peft_model
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.pipeline import make_pipeline
@@ -25,7 +24,6 @@ from bertvision.activations import Streamed
 from bertvision.backbones import Backbone, Loaded, Reader, load_backbone
 from bertvision.config import Experiment, make
 from bertvision.ensemble import combine
-from bertvision.files import replacing
 from bertvision.heads import Last, view_of
 from bertvision.pipeline import Prepared
 from bertvision.pipeline.probing import new_head
@@ -344,8 +342,8 @@ def latency(model: nn.Module, prepared: Prepared) -> float:
     return statistics.median(seconds)
 
 
-def run(cell: dict, file: Path, data_dir: str, rows: int, dev_rows: int, alone: bool) -> None:
-    """Run the cell and keep what it found."""
+def run(cell: dict, cells: Cells, key: str, data_dir: str, rows: int, dev_rows: int, alone: bool) -> None:
+    """Run the cell and keep what it found among the finished ones, under a key."""
     meter = Meter()
     with meter.stage("tokenize"):
         prepared = pipeline.prepare(settings(cell, data_dir, rows, dev_rows))
@@ -359,14 +357,15 @@ def run(cell: dict, file: Path, data_dir: str, rows: int, dev_rows: int, alone: 
         "total": sum(seconds for name, seconds in meter.seconds.items() if name != "control"),
     }
     if cell["tuning"]:
-        keep(file, found)
+        cells.write(key, Finished(found))
         return
-    scores = {}
+    scores, compared = {}, {}
     for name, predictions in outcome.predict("dev").items():
         chosen = task.tune(validation[name], prepared.validation.features, prepared.validation.examples)
         outcomes = task.outcomes(task.answers(predictions, split.features, chosen), split.examples)
-        scores[name] = task.summarize(outcomes) | {"outcomes": np.float32(outcomes).round(4).tolist()}
-        scores[name]["grade"] = list(grade(prepared, prepared.validation, validation[name]))
+        compared[name] = np.float32(outcomes).round(4)
+        graded = list(grade(prepared, prepared.validation, validation[name]))
+        scores[name] = task.summarize(outcomes) | {"grade": graded}
     found |= {
         "primary": task.primary,
         "score": scores["model"][task.primary],
@@ -378,10 +377,4 @@ def run(cell: dict, file: Path, data_dir: str, rows: int, dev_rows: int, alone: 
         "train_rows": len(prepared.train.examples),
         "train_tokens": int(prepared.train.features.lengths.sum()),
     }
-    keep(file, found | outcome.extra)
-
-
-def keep(path: Path, found: dict[str, Any]) -> None:
-    """Write what a cell found; no time stamp: the same result is the same file."""
-    with replacing(path) as file:
-        file.write(gzip.compress(json.dumps(found).encode(), mtime=0))
+    cells.write(key, Finished(found | outcome.extra, compared))
