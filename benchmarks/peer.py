@@ -1,7 +1,5 @@
 """One cell of peers.py: run a method on a task, measure seconds and memory of each stage, score it once on dev."""
 
-import gzip
-import json
 import statistics
 import tempfile
 import threading
@@ -14,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from cells import Cells, Finished
 from peft import LoraConfig, get_peft_model
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.pipeline import make_pipeline
@@ -24,7 +23,6 @@ from bertvision import heads, pipeline
 from bertvision.config import Experiment, make
 from bertvision.encoders import Encoder, EncoderWithHead, LoadedEncoder, load_encoder
 from bertvision.ensembles import combine
-from bertvision.files import atomic_write
 from bertvision.heads import BertHead, view_of
 from bertvision.pipeline import ExperimentData
 from bertvision.pipeline.evaluation import validation_score
@@ -341,8 +339,8 @@ def latency(model: nn.Module, data: ExperimentData) -> float:
     return statistics.median(seconds)
 
 
-def run(cell: dict, file: Path, data_dir: str, rows: int, dev_rows: int, alone: bool) -> None:
-    """Run the cell and keep what it found."""
+def run(cell: dict, cells: Cells, key: str, data_dir: str, rows: int, dev_rows: int, alone: bool) -> None:
+    """Run the cell and keep what it found among the finished ones, under a key."""
     meter = Meter()
     with meter.stage("tokenize"):
         data = pipeline.load_data(settings(cell, data_dir, rows, dev_rows))
@@ -356,14 +354,15 @@ def run(cell: dict, file: Path, data_dir: str, rows: int, dev_rows: int, alone: 
         "total": sum(seconds for name, seconds in meter.seconds.items() if name != "control"),
     }
     if cell["tuning"]:
-        keep(file, found)
+        cells.write(key, Finished(found))
         return
-    scores = {}
+    scores, compared = {}, {}
     for name, predictions in outcome.predict("dev").items():
         chosen = task.tune(validation[name], data.validation.features, data.validation.examples)
         outcomes = task.outcomes(task.answers(predictions, split.features, chosen), split.examples)
-        scores[name] = task.summarize(outcomes) | {"outcomes": np.float32(outcomes).round(4).tolist()}
-        scores[name]["grade"] = list(validation_score(data, data.validation, validation[name]))
+        compared[name] = np.float32(outcomes).round(4)
+        graded = list(validation_score(data, data.validation, validation[name]))
+        scores[name] = task.summarize(outcomes) | {"grade": graded}
     found |= {
         "primary": task.primary,
         "score": scores["model"][task.primary],
@@ -375,10 +374,4 @@ def run(cell: dict, file: Path, data_dir: str, rows: int, dev_rows: int, alone: 
         "train_rows": len(data.train.examples),
         "train_tokens": int(data.train.features.lengths.sum()),
     }
-    keep(file, found | outcome.extra)
-
-
-def keep(path: Path, found: dict[str, Any]) -> None:
-    """Write what a cell found; no time stamp: the same result is the same file."""
-    with atomic_write(path) as file:
-        file.write(gzip.compress(json.dumps(found).encode(), mtime=0))
+    cells.write(key, Finished(found | outcome.extra, compared))

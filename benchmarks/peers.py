@@ -5,16 +5,14 @@
     python benchmarks/peers.py --report
 
 A cell is a method, a length, a learning rate, a task and a seed. Each runs in its own process, and what is finished is
-skipped, by benchmarks/results/peers/*, so the whole may be spread over days. First, the learning rates are tried with
-the first seed and chosen on validation; these cells never see dev. Seconds and memory come from the cells of the first
-seed that ran with --alone: nothing else may run on the machine then. Writes benchmarks/results/peers.json,
-docs/peers.md and the charts.
+skipped, so the whole may be spread over days. First, the learning rates are tried with the first seed and chosen on
+validation; these cells never see dev. Seconds and memory come from the cells of the first seed that ran with --alone:
+nothing else may run on the machine then. Packs the cells into benchmarks/results/peers.parquet and writes
+benchmarks/results/peers.json, docs/peers.md and the charts.
 """
 
 import argparse
-import gzip
 import itertools
-import json
 import multiprocessing
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +23,7 @@ from typing import Any
 import altair as alt
 import numpy as np
 import vl_convert
+from cells import Cells, Finished, MissingCell
 
 from bertvision.files import write_json
 from bertvision.statistics import interval
@@ -34,7 +33,7 @@ ROWS = 3000
 DEV_ROWS = 3000
 TASKS = ["mrpc", "stsb", "rotten-tomatoes", "snli"]
 SEEDS = [0, 1, 2]
-CELLS = Path("benchmarks/results/peers")
+CELLS = Cells.of("peers")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,14 +106,14 @@ class SeedJob:
     """Whether it only serves to choose the rate."""
 
     @property
-    def file(self) -> Path:
-        """Where its result is."""
+    def key(self) -> str:
+        """Its name among the finished cells."""
         which = "tuning" if self.tuning else str(self.seed)
-        return CELLS / self.task / f"{self.method}-{self.length:g}-{self.rate:g}-{which}.json.gz"
+        return f"{self.task}/{self.method}/{self.length:g}/{self.rate:g}/{which}"
 
-    def result(self) -> dict:
+    def result(self) -> Finished:
         """What came out of it."""
-        return json.loads(gzip.decompress(self.file.read_bytes()))
+        return CELLS.read(self.key)
 
 
 def plan(tasks: Sequence[str], seeds: Sequence[int], methods: Sequence[str]) -> Iterator[SeedJob]:
@@ -140,7 +139,7 @@ def trials(name: str, task: str) -> list[SeedJob]:
 def chosen(name: str, task: str) -> float:
     """The rate that validation prefers."""
     tried = trials(name, task)
-    return max(tried, key=lambda cell: cell.result()["grade"]).rate if tried else METHODS[name].rates[0]
+    return max(tried, key=lambda cell: cell.result().record["grade"]).rate if tried else METHODS[name].rates[0]
 
 
 def collect(given: argparse.Namespace) -> None:
@@ -150,16 +149,16 @@ def collect(given: argparse.Namespace) -> None:
     apart = multiprocessing.get_context("fork")  # with everything imported, and nothing computed yet
     for cell in plan(given.tasks, given.seeds, given.methods):
         timed = given.alone and cell.seed == SEEDS[0] and not cell.tuning
-        if cell.file.exists() and (not timed or cell.result()["alone"]):
+        if cell.key in CELLS and (not timed or cell.result().record["alone"]):
             continue
-        what = asdict(cell), cell.file, given.data_dir, ROWS, DEV_ROWS, timed
+        what = asdict(cell), CELLS, cell.key, given.data_dir, ROWS, DEV_ROWS, timed
         process = apart.Process(target=peer.run, args=what)
         process.start()
         process.join()
         if process.exitcode:
-            sys.exit(f"{cell.file} failed.")
-        found = cell.result()
-        print(f"{cell.file.name:40} {cell.task:16} {found['grade'][0]:6.2f} {found['total']:7.1f} s", flush=True)
+            sys.exit(f"{cell.key} failed.")
+        found = cell.result().record
+        print(f"{cell.key:56} {found['grade'][0]:6.2f} {found['total']:7.1f} s", flush=True)
 
 
 VARIANTS = {
@@ -179,17 +178,18 @@ def rows(given: argparse.Namespace) -> list[dict[str, Any]]:
             method = METHODS[name]
             try:
                 rate = chosen(name, task)
-            except FileNotFoundError:
+            except MissingCell:
                 continue  # not run yet
             for length in method.lengths_on(task):
                 cells = [SeedJob(method=name, length=length, rate=rate, task=task, seed=seed) for seed in given.seeds]
-                results = [cell.result() for cell in cells if cell.file.exists()]
+                results = [cell.result() for cell in cells if cell.key in CELLS]
                 if not results:
                     continue
-                for variant in results[0]["scores"]:
-                    each = [result["scores"][variant] for result in results]
-                    low, high = interval(measure, [np.array(score["outcomes"]) for score in each], resamples=500)
-                    first = results[0]
+                records = [result.record for result in results]
+                first = records[0]
+                for variant in first["scores"]:
+                    each = [record["scores"][variant] for record in records]
+                    low, high = interval(measure, [result.outcomes[variant] for result in results], resamples=500)
                     found.append(
                         {
                             "task": task,
@@ -201,7 +201,7 @@ def rows(given: argparse.Namespace) -> list[dict[str, Any]]:
                             "high": high,
                             "seeds": len(results),
                             "validation": float(
-                                np.mean([r["scores"][variant].get("grade", r["grade"])[0] for r in results])
+                                np.mean([r["scores"][variant].get("grade", r["grade"])[0] for r in records])
                             ),
                             "seconds": _seconds(first, variant),
                             "stages": first["seconds"],
@@ -335,6 +335,7 @@ def few(row: dict[str, Any], most: int) -> str:
 
 def report(given: argparse.Namespace) -> None:
     """Write the table, the numbers and the chart of score against seconds."""
+    CELLS.pack()
     found = rows(given)
     seeds = "one seed" if len(given.seeds) == 1 else f"{len(given.seeds)} seeds"
     which = "" if given.seeds == SEEDS else f" --seeds {','.join(map(str, given.seeds))}"

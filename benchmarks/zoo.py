@@ -4,9 +4,9 @@
     python benchmarks/zoo.py spans --data-dir SQUAD --checkpoints DIR --stores DIR [--stages main,heavy,cnn,deep]
     python benchmarks/zoo.py sentences|spans --report
 
-Hours, resumable: what is finished is skipped, by benchmarks/results/zoo/*.npz, which hold how every answer compared
-with its label. Writes benchmarks/results/zoo-*.json and docs/zoo-*.md at the end, which takes minutes; --report does
-only that.
+Hours, resumable: what is finished is skipped. At the end, which takes minutes, packs how every answer compared with
+its label into benchmarks/results/zoo-*.parquet and writes benchmarks/results/zoo-*.json and docs/zoo-*.md; --report
+does only that.
 DIR of --checkpoints holds fine-tuned backbones, named by their epochs; --stores takes about 7 GB for each.
 """
 
@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scored import Scored, kept
+from cells import Cells
+from scored import Scored, kept, read
 
 from bertvision import heads, pipeline
-from bertvision.config import Experiment, TrainingConfig, make
+from bertvision.config import Experiment, StoreConfig, TrainingConfig, make
 from bertvision.files import write_json
 from bertvision.lab import extraction
 from bertvision.runs import Run
@@ -48,7 +49,7 @@ OWN_SENTENCES = [
     "adapter:token_pooling=max+compare",
     "adapter:token_pooling=max",
     "adapter:token_pooling=mean+max",
-    "adapter:size=128,token_pooling=max",
+    "adapter:token_pooling=max,size=128",
     "attention:token_pooling=max",
 ]
 MAIN_SPANS = [
@@ -84,7 +85,7 @@ LAST, ONLY = "control: last, retrained", "control: default head, last layer only
 OURS = "**default head**"
 MIXED = {how: f"BERT + default ({how})" for how in COMBINATIONS}
 CHOSEN = "paper head that validation chooses"
-KEPT = Path("benchmarks/results/zoo")
+SEEDS = {"sentences": [0, 1, 2], "spans": [0, 1]}
 
 SeedJob = dict[str, list[Scored]]
 """Every model, seed by seed."""
@@ -195,6 +196,7 @@ def tests(rivals: Sequence[str], cells: Sequence[SeedJob]) -> tuple[list[str], d
 
 def sentences(given: argparse.Namespace) -> None:
     """Sentence tasks, fine-tuned here."""
+    finished = Cells.of("zoo-sentences")
     found: dict[tuple[str, float], SeedJob] = {}
 
     def specs(stage: str, task: str) -> list[str]:
@@ -229,17 +231,19 @@ def sentences(given: argparse.Namespace) -> None:
     stages = ["main", "single", "default", "decayed", "deep", "xception"]
     for stage in stages:
         for seed, task, fraction in itertools.product(given.seeds, given.tasks, given.fractions):
-            path = KEPT / f"sentences-{stage}-{task}-{fraction:g}-{seed}.npz"
+            key = f"{stage}/{task}/{fraction:g}/{seed}"
             if stage == "single" and single_of(task) in map(heads.canonical, OWN_SENTENCES):
                 continue
             names = {"default": [BERT, OURS, LAST, ONLY, *MIXED.values()], "decayed": [DECAYED]}.get(stage)
             names = names or [row_name(spec) for spec in specs(stage, task)]
-            if not (old := path.is_file()) and (given.report or stage not in (given.stages or stages)):
+            if not (old := key in finished) and (given.report or stage not in (given.stages or stages)):
                 continue
-            made = kept(path, names, partial(make_cell, stage, task, fraction, seed))
-            add(found.setdefault((task, fraction), {}), {name: made[name] for name in names})
+            make_this = partial(make_cell, stage, task, fraction, seed)
+            made = read(finished, key) if given.report else kept(finished, key, names, make_this)
+            add(found.setdefault((task, fraction), {}), {name: made[name] for name in names if name in made})
             if not old:
                 print(stage, task, fraction, seed, flush=True)
+    finished.pack()
     report_sentences(found, given)
 
 
@@ -301,37 +305,45 @@ def report_sentences(found: dict[tuple[str, float], SeedJob], given: argparse.Na
 def spans(given: argparse.Namespace) -> None:
     """SQuAD 2.0 on backbones fine-tuned elsewhere."""
     default = default_of("squad2")
-    places = sorted((path for path in given.checkpoints.iterdir() if path.is_dir()), key=lambda path: float(path.name))
+    finished = Cells.of("zoo-spans")
+    if given.report:
+        places = {key.split("/")[1] for key in finished}
+    else:
+        places = {path.name for path in given.checkpoints.iterdir() if path.is_dir()}
+    places = sorted(places, key=float)
     main = [*dict.fromkeys([*MAIN_SPANS, default]), "last", heads.last_layer_only(default)]
     specs = {"heavy": HEAVY_SPANS, "cnn": [*CNN_SPANS, default, "last"], "deep": [*DEEP_SPANS, default, "last"]}
     found: dict[str, dict[str, SeedJob]] = {}
 
-    def make_cell(path: Path, seed: int, stage: str, chosen: Sequence[str]) -> dict[str, Run]:
-        store = StoreConfig(directory=str(given.stores / path.name / (stage if stage in PARTS else "all")))
+    def make_cell(place: str, seed: int, stage: str, chosen: Sequence[str]) -> dict[str, Run]:
+        store = StoreConfig(directory=str(given.stores / place / (stage if stage in PARTS else "all")))
         part = PARTS.get(stage, {})
-        base = make(task="squad2", data_dir=given.data_dir, encoder=str(path), fractions=[0.0], seed=seed, **part)
+        encoder = str(given.checkpoints / place)
+        base = make(task="squad2", data_dir=given.data_dir, encoder=encoder, fractions=[0.0], seed=seed, **part)
         optim = replace(base.train, epochs=given.epochs, accumulate=8 if stage == "deep" else 1)
         experiment = replace(base, store=store, states="store", controls=False, train=optim, heads=list(chosen))
         list(extraction.extract(experiment, given.runs, ["train", "validation", "dev"]))
         return train(experiment, 0.0, given.runs, default)
 
-    plan: list[tuple[str, Path, int, Sequence[str]]] = []
+    plan: list[tuple[str, str, int, Sequence[str]]] = []
     stages = ["main", "heavy", "cnn", "deep"]
     for stage in stages:
         if stage == "main":
-            plan += [(stage, path, seed, main) for seed in given.seeds for path in places]
+            plan += [(stage, place, seed, main) for seed in given.seeds for place in places]
         else:
-            plan += [(stage, path, given.seeds[0], specs[stage]) for path in places]
-    for stage, path, seed, chosen in plan:
-        kept_in = KEPT / f"spans-{stage}-{path.name}-{seed}.npz"
-        if not (old := kept_in.is_file()) and (given.report or stage not in (given.stages or stages)):
+            plan += [(stage, place, given.seeds[0], specs[stage]) for place in places]
+    for stage, place, seed, chosen in plan:
+        key = f"{stage}/{place}/{seed}"
+        if not (old := key in finished) and (given.report or stage not in (given.stages or stages)):
             continue
         names = [row_name(spec, default) for spec in chosen] + ([OURS] if default in chosen else [])
-        made = kept(kept_in, names, partial(make_cell, path, seed, stage, chosen))
-        cell = found.setdefault("main" if stage == "heavy" else stage, {}).setdefault(path.name, {})
+        make_this = partial(make_cell, place, seed, stage, chosen)
+        made = read(finished, key) if given.report else kept(finished, key, names, make_this)
+        cell = found.setdefault("main" if stage == "heavy" else stage, {}).setdefault(place, {})
         add(cell, {name: each for name, each in made.items() if name != BERT or stage != "heavy"})
         if not old:
-            print(stage, path.name, seed, flush=True)
+            print(stage, place, seed, flush=True)
+    finished.pack()
     report_spans(found, given, default)
 
 
@@ -389,11 +401,11 @@ def main() -> None:
     """Collect and report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kind", choices=["sentences", "spans"])
-    parser.add_argument("--data-dir", required=True)
+    parser.add_argument("--data-dir", help="needed unless --report")
     parser.add_argument("--tasks", default="mrpc,stsb,rte,sst2", type=lambda text: text.split(","))
-    parser.add_argument("--seeds", default="0,1,2", type=lambda text: [int(each) for each in text.split(",")])
+    parser.add_argument("--seeds", default=[], type=lambda text: [int(each) for each in text.split(",")])
     parser.add_argument("--fractions", default="0.3,1", type=lambda text: [float(each) for each in text.split(",")])
-    parser.add_argument("--checkpoints", type=Path)
+    parser.add_argument("--checkpoints", type=Path, help="needed for spans unless --report")
     parser.add_argument("--stores", type=Path, default=Path("runs/zoo-stores"))
     parser.add_argument("--epochs", type=float, default=1.0, help="of span heads")
     parser.add_argument("--stages", default=[], type=lambda text: text.split(","), help="to run, else all")
@@ -402,6 +414,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--page", type=Path)
     given = parser.parse_args()
+    given.seeds = given.seeds or SEEDS[given.kind]
+    if not given.report and not (given.data_dir and (given.checkpoints or given.kind == "sentences")):
+        parser.error("--data-dir and, for spans, --checkpoints are needed, unless --report is given")
     {"sentences": sentences, "spans": spans}[given.kind](given)
 
 

@@ -30,10 +30,11 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
 import bertvision  # noqa: E402
-from bertvision import config, pipeline, predictor  # noqa: E402
-from bertvision.cli import work  # noqa: E402
-from bertvision.export import export  # noqa: E402
-from bertvision.heads import DEFAULTS  # noqa: E402
+from bertvision import config, pipeline, trained_model  # noqa: E402
+from bertvision.cli import training as commands  # noqa: E402
+from bertvision.heads import DEFAULT_HEADS  # noqa: E402
+from bertvision.lab import extraction  # noqa: E402
+from bertvision.serving.onnx_export import export_onnx  # noqa: E402
 from bertvision.tasks import TASKS  # noqa: E402
 
 # Everything that calls the package; where names change, these functions change, and golden.json does not.
@@ -62,7 +63,7 @@ def rows_of(result: Any) -> list[dict[str, Any]]:
             "head": each.name,
             "score": rounded(each.metrics["score"], 2),
             "interval": rounded(each.metrics["interval"], 2),
-            "validation": rounded(each.grade[0], 2),
+            "validation": rounded(each.validation_score[0], 2),
             "parameters": each.metrics["parameters"],
             "chosen": each.directory == result.best.directory,
             "logits": each.predictions().logits,
@@ -74,23 +75,25 @@ def rows_of(result: Any) -> list[dict[str, Any]]:
 
 def demo_settings() -> dict[str, dict[str, Any]]:
     """The demo's experiments by task."""
-    heads = {task: [*work.DEMO_HEADS, DEFAULTS[TASKS[task].kind][-1]] for task in work.DEMO_TASKS}
-    return {task: {"task": task, "heads": list(dict.fromkeys(heads[task])), **work.DEMO} for task in work.DEMO_TASKS}
+    heads = {task: [*commands.DEMO_HEADS, DEFAULT_HEADS[TASKS[task].kind][-1]] for task in commands.DEMO_TASKS}
+    return {
+        task: {"task": task, "heads": list(dict.fromkeys(heads[task])), **commands.DEMO} for task in commands.DEMO_TASKS
+    }
 
 
-def write_stores(root: Path, type: str, splits: list[str], **settings: Any) -> list[Path]:
+def write_stores(root: Path, dtype: str, splits: list[str], **settings: Any) -> list[Path]:
     """Store the states of all layers, of the texts of a pair together and apart; return the stores' directories."""
-    states = {"type": type, "shard": 1.0}
-    experiment = config.make(precision="float32", states=states, **settings)
-    stores = pipeline.extract(experiment, root, splits, "all", texts="both", notify=quiet)
+    store = {"dtype": dtype, "shard_megabytes": 1.0}
+    experiment = config.make(precision="float32", store=store, **settings)
+    stores = extraction.extract(experiment, root, splits, "all", texts="both", notify=quiet)
     return [store.path for store in stores]
 
 
 def export_and_predict(run: Path, place: Path, texts: list[str]) -> list[dict[str, Any]]:
     """Export a run as an ONNX graph, and let the graph answer."""
-    found = predictor.load(run)
-    export([found], place, [pipeline.dev_examples(pipeline.experiment_of(found.run), quiet)])
-    return predictor.load(place).predict(texts)
+    model = trained_model.load(run)
+    export_onnx([model], place, [pipeline.dev_examples(pipeline.experiment_of(model.run), quiet)])
+    return trained_model.load(place).predict(texts)
 
 
 # The cases.
@@ -101,11 +104,11 @@ TINY = {
     "finetune": {"learning_rate": 3e-3, "batch_size": 8},
     "train": {"epochs": 4, "learning_rate": 1e-2, "batch_size": 8},
 }
-TEXT_HEADS = ["learned", "adapter:gather=max,size=8"]
+TEXT_HEADS = ["learned", "adapter:size=8,token_pooling=max"]
 PAIR_HEADS = [
-    "adapter:copies=3,gather=max+compare+align,layers=every2,size=32,texts=both",
-    "adapter:gather=mean+compare,size=8,texts=apart",
-    "learned:pooled=true",
+    "adapter:encoding=both,layers=every2,members=3,size=32,token_pooling=max+compare+align",
+    "adapter:encoding=bi,size=8,token_pooling=mean+compare",
+    "learned:pooler_output=true",
 ]
 SPAN_HEADS = ["learned", "adapter-skip"]
 TEXTS = [
@@ -122,11 +125,11 @@ def tiny(place: Path, squad: Path | None) -> dict[str, Any]:
     encoder = tiny_encoder(place)
     results = {
         "text": run_experiment(
-            place / "runs", train_file=write_reviews(place), backbone=encoder, heads=TEXT_HEADS, **TINY
+            place / "runs", train_file=write_reviews(place), encoder=encoder, heads=TEXT_HEADS, **TINY
         ),
-        "pair": run_experiment(place / "runs", backbone=encoder, heads=PAIR_HEADS, **pair_data(place), **TINY),
+        "pair": run_experiment(place / "runs", encoder=encoder, heads=PAIR_HEADS, **pair_data(place), **TINY),
         "squad2": run_experiment(
-            place / "runs", task="squad2", data_dir=write_squad(place), backbone=encoder, heads=SPAN_HEADS, **TINY
+            place / "runs", task="squad2", data_dir=write_squad(place), encoder=encoder, heads=SPAN_HEADS, **TINY
         ),
     }
     return {name: [plain(row) | logits_of(row) for row in rows] for name, rows in results.items()}
@@ -136,16 +139,19 @@ def store(place: Path, squad: Path | None) -> dict[str, Any]:
     """Every file of the stores of the tiny BERT on pairs."""
     found = {}
     for type in ("int8", "float32"):
-        settings = {"backbone": tiny_encoder(place), "fractions": [0.0], "max_tokens": 32, **pair_data(place)}
+        settings = {"encoder": tiny_encoder(place), "fractions": [0.0], "max_tokens": 32, **pair_data(place)}
         for path in write_stores(place / "stores", type, ["train", "dev"], **settings):
             files = {file.name: sha256(file.read_bytes()) for file in sorted(path.iterdir())}
-            found[path.name] = {"sha256": files, "manifest": (path / "manifest.json").read_text(encoding="utf-8")}
+            found[path.name.rpartition("-")[0]] = {
+                "sha256": files,
+                "manifest": (path / "manifest.json").read_text(encoding="utf-8"),
+            }
     return found
 
 
 def onnx(place: Path, squad: Path | None) -> list[dict[str, Any]]:
     """What the exported graph of a tiny run answers."""
-    settings = {"train_file": write_reviews(place), "backbone": tiny_encoder(place), "heads": TEXT_HEADS}
+    settings = {"train_file": write_reviews(place), "encoder": tiny_encoder(place), "heads": TEXT_HEADS}
     rows = run_experiment(place / "runs", **settings, **TINY)
     chosen = next(row for row in rows if row["kind"] == "head" and row["head"] == TEXT_HEADS[1])
     answers = export_and_predict(chosen["directory"], place / "onnx", TEXTS)
@@ -161,7 +167,7 @@ def smoke(place: Path, squad: Path | None) -> dict[str, Any]:
 def squad2(place: Path, squad: Path | None) -> dict[str, Any]:
     """A small run on SQuAD 2.0: logits too, for so few rows teach it no more than to answer nothing."""
     settings = {"task": "squad2", "data_dir": str(squad), "limit": 300, "limit_dev": 150, "max_tokens": 128}
-    rows = run_experiment(place / "squad2", backbone="minilm", fractions=[0.5], heads=SPAN_HEADS, **settings)
+    rows = run_experiment(place / "squad2", encoder="minilm", fractions=[0.5], heads=SPAN_HEADS, **settings)
     return {"squad2": [plain(row) | logits_of(row) for row in rows]}
 
 

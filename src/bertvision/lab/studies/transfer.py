@@ -54,8 +54,8 @@ def transfer(context: StudyContext) -> dict[str, Any]:
                 )
     for row in rows:
         row["what"] = f"{row['model']}, {row['to']} on {row['encoder']}"
-    figure = Figure(title=f"{context.default} of {context.task.name} on other tasks", kind="line", x="examples", y="score",
-                    color="what", low="low", high="high")  # fmt: skip
+    title = f"{context.default} of {context.task.name} on other tasks"
+    figure = Figure(title=title, kind="line", x="examples", y="score", color="what", low="low", high="high")
     columns = ["to", "category", "encoder", "examples", "model", "score", "low", "high"]
     return {"columns": columns, "rows": rows, "figures": [figure], "words": words}
 
