@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bertvision.files import locked, replacing
+from bertvision.files import atomic_write, file_lock
 
 SCHEMA = pa.schema(
     {
@@ -60,7 +60,7 @@ class Cells:
         return self._file(key).is_file() or key in self._rows()
 
     def __iter__(self) -> Iterator[str]:
-        with locked(self.unpacked, wait=True):
+        with file_lock(self.unpacked, wait=True):
             keys = {*self._rows(), *(key for file in self._files() for key in _load(file))}
         return iter(sorted(keys))
 
@@ -84,12 +84,12 @@ class Cells:
             for model, values in finished.outcomes.items()
         ]
         row = {"key": key, "record": json.dumps(finished.record, ensure_ascii=False), "outcomes": outcomes}
-        with locked(self.unpacked, wait=True):
+        with file_lock(self.unpacked, wait=True):
             _save(self._file(key), pa.Table.from_pylist([row], schema=SCHEMA))
 
     def pack(self) -> None:
         """Move the cells that have files of their own into the Parquet file, which stays as it is if there are none."""
-        with locked(self.unpacked, wait=True):
+        with file_lock(self.unpacked, wait=True):
             files = self._files()
             if not files:
                 return
@@ -126,5 +126,5 @@ def _load(path: Path) -> dict[str, pa.Table]:
 
 
 def _save(path: Path, table: pa.Table) -> None:
-    with replacing(path) as file:
+    with atomic_write(path) as file:
         pq.write_table(table, file, compression="zstd", compression_level=19)
