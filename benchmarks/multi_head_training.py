@@ -12,10 +12,10 @@ from dataclasses import replace
 
 import torch
 
-from bertvision.config import TrainingConfig, make
 from bertvision.encoders import load_encoder
 from bertvision.heads import HEADS, build_head
-from bertvision.pipeline import ExperimentData, load_data
+from bertvision.lab.experiment import TrainingConfig, make
+from bertvision.lab.pipeline import ExperimentData, load_data
 from bertvision.states import ComputedStates
 from bertvision.training import fit
 from bertvision.types import Batches, StateView

@@ -26,7 +26,7 @@ import vl_convert
 from cells import Cells, Finished, MissingCell
 
 from bertvision.files import write_json
-from bertvision.statistics import interval
+from bertvision.lab.statistics import interval
 from bertvision.tasks import TASKS as TABLE
 
 ROWS = 3000

@@ -18,8 +18,9 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from bertvision import heads, pipeline
-from bertvision.config import Experiment, make
+from bertvision import heads
+from bertvision.lab import pipeline
+from bertvision.lab.experiment import Experiment, make
 from bertvision.lab.search import Setting, search
 from bertvision.tasks import TASKS
 

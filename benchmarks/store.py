@@ -26,11 +26,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from bertvision.config import make
 from bertvision.heads import build_head
-from bertvision.pipeline import ExperimentData, finetune, load_data, open_checkpoint
-from bertvision.pipeline.evaluation import validation_score
-from bertvision.pipeline.finetuning import Checkpoint
+from bertvision.lab.experiment import make
+from bertvision.lab.pipeline import ExperimentData, finetune, load_data, open_checkpoint
+from bertvision.lab.pipeline.evaluation import validation_score
+from bertvision.lab.pipeline.finetuning import Checkpoint
 from bertvision.states import FORMATS, BatchPlan, Layout, RowTable, Store, StoredStates, TokenBatches, convert, write
 from bertvision.states.requests import drop_cache
 from bertvision.training import fit

@@ -22,12 +22,12 @@ import numpy as np
 from cells import Cells
 from scored import Scored, kept, read
 
-from bertvision import heads, pipeline
-from bertvision.config import Experiment, StoreConfig, TrainingConfig, make
+from bertvision import heads
 from bertvision.files import write_json
-from bertvision.lab import extraction
+from bertvision.lab import extraction, pipeline
+from bertvision.lab.experiment import Experiment, StoreConfig, TrainingConfig, make
+from bertvision.lab.statistics import Pair, ScoreDifference, compare, holm, interval
 from bertvision.runs import Run
-from bertvision.statistics import Pair, ScoreDifference, compare, holm, interval
 from bertvision.tasks import TASKS
 
 # The published sentence heads read 26 channels of BERT-large: 25 layers and the pooled [CLS].

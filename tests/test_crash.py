@@ -15,7 +15,7 @@ pytestmark = pytest.mark.alone
 # A driver, so that even a run of seconds saves its state several times.
 DRIVER = """
 import json, sys
-from bertvision import pipeline, config
+from bertvision.lab import pipeline, experiment as config
 from bertvision.training import loop
 settings = json.loads(sys.argv[1])
 loop.SAVE_SECONDS = settings.pop("save_seconds")

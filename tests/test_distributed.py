@@ -17,8 +17,8 @@ pytestmark = pytest.mark.alone
 
 DRIVER = """
 import json, sys
-from bertvision import pipeline
-from bertvision.config import make
+from bertvision.lab import pipeline
+from bertvision.lab.experiment import make
 root, settings = sys.argv[1], json.loads(sys.argv[2])
 pipeline.run(make(**settings), root=root)
 """

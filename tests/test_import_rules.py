@@ -10,13 +10,13 @@ CORE = [
     ["errors"],
     ["files", "progress", "distributed", "memory"],
     ["types", "sources", "devices"],
-    ["config", "threads", "tasks", "cpu_optimizations"],
+    ["threads", "tasks", "cpu_optimizations"],
     ["heads", "encoders"],
     ["states"],
-    ["training", "ensembles", "runs", "statistics"],
+    ["training", "ensembles", "runs"],
     ["shared_encoders", "model_card"],
     ["sharing", "onnx_model"],
-    ["pipeline", "trained_model"],
+    ["trained_model"],
 ]
 """Modules and packages of the core, from the lowest row to the highest. A module imports from lower rows only."""
 FLOORS = [*CORE, ["lab", "serving"], ["cli"], ["__init__", "__main__"]]

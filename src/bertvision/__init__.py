@@ -13,11 +13,11 @@ os.environ.setdefault("LRU_CACHE_CAPACITY", "1")  # PyTorch's cache of them, in 
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16")
 
 if TYPE_CHECKING:
-    from bertvision.config import Experiment
     from bertvision.encoders import ENCODERS, load_encoder
     from bertvision.errors import BertVisionError
     from bertvision.heads import HEADS, build_head
-    from bertvision.pipeline import Comparison, run
+    from bertvision.lab.experiment import Experiment
+    from bertvision.lab.pipeline import Comparison, run
     from bertvision.tasks import TASKS
     from bertvision.trained_model import TrainedModel, load
     from bertvision.types import HeadShape, Predictions
@@ -26,10 +26,10 @@ __version__ = "0.1.0"
 
 # Loaded on first use: importing torch and transformers takes seconds that `bertvision --help` need not.
 _HOMES = {
-    "run": "pipeline",
+    "run": "lab.pipeline",
     "load": "trained_model",
-    "Experiment": "config",
-    "Comparison": "pipeline",
+    "Experiment": "lab.experiment",
+    "Comparison": "lab.pipeline",
     "TrainedModel": "trained_model",
     "Predictions": "types",
     "HeadShape": "types",

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import bertvision
-from bertvision import config
 from bertvision.cli import main
 from bertvision.heads import HEADS
+from bertvision.lab import experiment as config
 from bertvision.runs import find_runs
 from bertvision.tasks import TASKS
 from conftest import review, squad_json

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import test_cli
 
-from bertvision.config import make
 from bertvision.lab import extraction
+from bertvision.lab.experiment import make
 from bertvision.states import FORMATS, Store
 from conftest import squad_json
 

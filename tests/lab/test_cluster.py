@@ -16,9 +16,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bertvision.config import make
 from bertvision.errors import BertVisionError
 from bertvision.lab import cluster, extraction
+from bertvision.lab.experiment import make
 from bertvision.lab.search import search
 
 QUICK = {"fractions": [0.5], "finetune": {"learning_rate": 1e-3}, "controls": False, "states": {"shard": 0.005}}
@@ -46,8 +46,8 @@ def test_no_address(address, tmp_path):
 DRIVER = """
 import json, sys
 from pathlib import Path
-from bertvision import pipeline
-from bertvision.config import make
+from bertvision.lab import pipeline
+from bertvision.lab.experiment import make
 from bertvision.lab.search import search
 address, root, experiment = sys.argv[1], sys.argv[2], make(**json.loads(sys.argv[3]))
 quiet = lambda message: None

@@ -12,8 +12,8 @@ import torch
 import bertvision
 from bertvision.errors import BertVisionError
 from bertvision.heads import HEADS
+from bertvision.lab.pipeline import dev_examples, experiment_of
 from bertvision.onnx_model import GRAPH, MANIFEST
-from bertvision.pipeline import dev_examples, experiment_of
 from bertvision.serving import onnx_export
 from bertvision.serving.onnx_export import Limits, export_onnx
 from bertvision.trained_model import load, load_all

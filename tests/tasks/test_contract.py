@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bertvision.errors import BertVisionError
-from bertvision.statistics import interval
+from bertvision.lab.statistics import interval
 from bertvision.tasks import TASKS, DataRequest, task_from_dict
 from bertvision.types import Predictions
 

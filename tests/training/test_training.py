@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from bertvision.config import TrainingConfig
 from bertvision.errors import BertVisionError
 from bertvision.heads.head_ensemble import HeadEnsemble
+from bertvision.lab.experiment import TrainingConfig
 from bertvision.training import fit, loop, predict, rate
 from bertvision.types import Batch
 

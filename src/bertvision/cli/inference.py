@@ -96,7 +96,8 @@ def export(
 
     Example: bertvision export RUN --onnx --to my-model-onnx
     """
-    from bertvision import pipeline, trained_model
+    from bertvision import trained_model
+    from bertvision.lab import pipeline
     from bertvision.serving.onnx_export import Limits, export_onnx
 
     models = trained_model.load_all(runs)

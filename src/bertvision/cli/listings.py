@@ -117,7 +117,7 @@ def presets(
 
     Example: bertvision presets mrpc-head-base > mrpc.toml
     """
-    from bertvision import config
+    from bertvision.lab import experiment as config
 
     if name:
         experiment = config.preset(name)
@@ -202,8 +202,8 @@ def compare_runs(
 
     Example: bertvision runs compare RUN/bert-4e5f6a7b RUN/adapter-0a1b2c3d
     """
+    from bertvision.lab.statistics import Pair, compare
     from bertvision.runs import open_run
-    from bertvision.statistics import Pair, compare
     from bertvision.tasks import task_from_dict
 
     found = [open_run(path) for path in runs]

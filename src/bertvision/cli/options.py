@@ -9,9 +9,9 @@ from typing import Annotated, Any, get_args
 import typer
 from typer.models import ArgumentInfo
 
-from bertvision import config
-from bertvision.config import Experiment
 from bertvision.errors import BertVisionError
+from bertvision.lab import experiment as config
+from bertvision.lab.experiment import Experiment
 
 # Flag -> (setting, type, help). A flag left out leaves the setting as the file or the default has it.
 FLAGS: dict[str, tuple[str, type, str]] = {

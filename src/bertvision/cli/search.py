@@ -8,7 +8,7 @@ import typer
 from bertvision.cli import output
 from bertvision.cli.options import experiment_flags
 from bertvision.cli.training import Cluster, Json, Root
-from bertvision.config import Experiment
+from bertvision.lab.experiment import Experiment
 
 if TYPE_CHECKING:
     from bertvision.lab.search import SearchResult
@@ -60,7 +60,7 @@ def search(
 
 
 def _print(found: "SearchResult", as_json: bool) -> None:
-    from bertvision import pipeline
+    from bertvision.lab import pipeline
 
     if as_json:
         output.as_json(

@@ -8,9 +8,9 @@ import typer
 from bertvision.cli import output
 from bertvision.cli.options import experiment_flags
 from bertvision.cli.training import Cluster, Json, Root
-from bertvision.config import Experiment
 from bertvision.errors import BertVisionError
 from bertvision.lab import extraction
+from bertvision.lab.experiment import Experiment
 
 if TYPE_CHECKING:
     from bertvision.states import Store

@@ -10,8 +10,8 @@ import typer
 from bertvision.cli import output
 from bertvision.cli.options import experiment_flags
 from bertvision.cli.training import Cluster, Json, Root
-from bertvision.config import Experiment, merge
 from bertvision.errors import BertVisionError
+from bertvision.lab.experiment import Experiment, merge
 
 if TYPE_CHECKING:
     from bertvision.lab.studies import Result

@@ -9,8 +9,8 @@ import typer
 
 from bertvision.cli import output
 from bertvision.cli.options import experiment_flags
-from bertvision.config import Experiment, make
 from bertvision.errors import BertVisionError
+from bertvision.lab.experiment import Experiment, make
 from bertvision.progress import SPEAKS
 
 Root = Annotated[Path, typer.Option("--runs", help="Where runs are kept.")]
@@ -39,7 +39,7 @@ def run(experiment: Experiment, root: Root = Path("runs"), as_json: Json = False
 
     Example: bertvision run --task stsb --limit 1000 --heads learned,adapter:token_pooling=max
     """
-    from bertvision import pipeline
+    from bertvision.lab import pipeline
 
     if "," in experiment.task:
         _run_multitask(experiment, root, as_json)
@@ -50,7 +50,7 @@ def run(experiment: Experiment, root: Root = Path("runs"), as_json: Json = False
 
 def _run_multitask(experiment: Experiment, root: Path, as_json: bool) -> None:
     """One backbone for all tasks, and the backbone of each task alone beside it."""
-    from bertvision import pipeline
+    from bertvision.lab import pipeline
 
     each = _apart(experiment)
     rows = []
@@ -96,7 +96,7 @@ def finetune(experiment: Experiment, root: Root = Path("runs"), as_json: Json = 
 
     Example: bertvision finetune --task rotten-tomatoes --fractions 0.1,0.3,1 --limit 2000
     """
-    from bertvision import pipeline
+    from bertvision.lab import pipeline
 
     if "," in experiment.task:
         members = [(each.data, each.checkpoints) for each in pipeline.finetune_multitask(_apart(experiment), root)]
@@ -132,7 +132,7 @@ def _apart(experiment: Experiment) -> list[Experiment]:
 
 def _curve(data: Any, checkpoints: Any) -> list[dict[str, Any]]:
     """BERT at every fraction."""
-    from bertvision import pipeline
+    from bertvision.lab import pipeline
 
     runs = [pipeline.bert_run(data, pipeline.open_checkpoint(data, checkpoints, f)) for f in checkpoints.fractions]
     return [
@@ -157,7 +157,7 @@ def train(experiment: Experiment, root: Root = Path("runs"), as_json: Json = Fal
     """
     from dataclasses import replace
 
-    from bertvision import pipeline
+    from bertvision.lab import pipeline
 
     experiment = replace(experiment, fractions=experiment.head_fractions or [min(experiment.fractions)])
     result = pipeline.run(experiment, root=root)
@@ -173,7 +173,8 @@ def evaluate(
 
     Example: bertvision evaluate runs/stsb/minilm/0a1b2c3d/0.3/bert-4e5f6a7b
     """
-    from bertvision import pipeline, trained_model
+    from bertvision import trained_model
+    from bertvision.lab import pipeline
     from bertvision.runs import open_run
 
     found = open_run(run)
@@ -212,7 +213,7 @@ def ensemble(
 
     Example: bertvision ensemble RUN/bert-4e5f6a7b RUN/adapter-0a1b2c3d --how mean
     """
-    from bertvision import pipeline
+    from bertvision.lab import pipeline
     from bertvision.runs import open_run
 
     members = [open_run(path) for path in runs]
@@ -233,8 +234,9 @@ def demo(root: Root = Path("runs")) -> None:
 
     Example: bertvision demo
     """
-    from bertvision import pipeline, trained_model
+    from bertvision import trained_model
     from bertvision.heads import DEFAULT_HEADS
+    from bertvision.lab import pipeline
     from bertvision.tasks import TASKS
 
     chosen = []
@@ -252,7 +254,7 @@ def demo(root: Root = Path("runs")) -> None:
 
 
 def _print_comparison(result: Any, as_json: bool) -> None:
-    from bertvision import pipeline
+    from bertvision.lab import pipeline
 
     rows = pipeline.rows(result)
     worded = output.comparison(rows)

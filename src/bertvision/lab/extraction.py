@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from bertvision.config import Experiment, merge
 from bertvision.encoders import load_encoder_info
 from bertvision.errors import BertVisionError, lookup
 from bertvision.heads import ENCODINGS, select_layers
 from bertvision.lab import cluster
-from bertvision.pipeline.data import ExperimentData, Notify, load_data
-from bertvision.pipeline.finetuning import Checkpoint, CheckpointSet, finetune, open_checkpoint
-from bertvision.pipeline.states import state_request, stored_lengths
+from bertvision.lab.experiment import Experiment, merge
+from bertvision.lab.pipeline.data import ExperimentData, Notify, load_data
+from bertvision.lab.pipeline.finetuning import Checkpoint, CheckpointSet, finetune, open_checkpoint
+from bertvision.lab.pipeline.states import state_request, stored_lengths
 from bertvision.progress import say
 from bertvision.states import FORMATS, Layout, Store
 from bertvision.types import StateView

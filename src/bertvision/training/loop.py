@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from bertvision import devices, distributed
-from bertvision.config import TrainingConfig
 from bertvision.progress import bar
 from bertvision.states import partition
+from bertvision.training.config import TrainingConfig
 from bertvision.training.optimizers import build_grad_scaler, build_optimizer
 from bertvision.training.train_state import TrainState, load, save
 from bertvision.types import Batch, Batches

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bertvision.config import TrainingConfig
 from bertvision.errors import BertVisionError
 from bertvision.files import load_tensors, save_tensors
+from bertvision.training.config import TrainingConfig
 
 
 @dataclass(kw_only=True)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from bertvision.config import make
 from bertvision.lab import report, studies
+from bertvision.lab.experiment import make
 from bertvision.lab.studies import StudyOptions
 
 HOSTILE = "</script><script>document.title='broken'</script><b>bad & awful film</b>"

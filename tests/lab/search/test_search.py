@@ -8,14 +8,15 @@ import numpy as np
 import optuna
 import pytest
 
-from bertvision import config, pipeline
-from bertvision.config import make
 from bertvision.errors import BertVisionError
+from bertvision.lab import experiment as config
+from bertvision.lab import pipeline
+from bertvision.lab.experiment import make
+from bertvision.lab.pipeline import load_data
 from bertvision.lab.search import Setting, Space, search
 from bertvision.lab.search.space import CANDIDATES, BertSpace, check, usual
 from bertvision.lab.search.study import pruning_thresholds
 from bertvision.lab.search.trials import TrialRunner
-from bertvision.pipeline import load_data
 
 QUICK = {"fractions": [0.5], "finetune": {"learning_rate": 1e-3}, "controls": False}
 SPACE = ["learning_rate=[1e-3,3e-2]", "epochs=[2,4]", "size=[4,8]"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import optuna
 import pytest
 
-from bertvision.config import make
+from bertvision.lab.experiment import make
 from bertvision.lab.search import search
 
 pytestmark = pytest.mark.alone
@@ -19,7 +19,7 @@ TRIALS = 8
 # A driver, so that a dead process is noticed within a second, and every trial leaves a line in a log.
 DRIVER = """
 import json, os, sys, time
-from bertvision.config import make
+from bertvision.lab.experiment import make
 from bertvision.lab.search import search, study, trials
 settings = json.loads(sys.argv[1])
 study.BEAT, study.GRACE, study.POLL = 0.2, 2.0, 0.1

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bertvision.config import Experiment, make
 from bertvision.errors import BertVisionError
 from bertvision.lab import studies
+from bertvision.lab.experiment import Experiment, make
 from bertvision.lab.studies import STUDIES, Result, StudyOptions
 from bertvision.runs import find_runs
 

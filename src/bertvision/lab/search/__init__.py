@@ -14,19 +14,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bertvision import distributed, pipeline
-from bertvision.config import Experiment, overlay
-from bertvision.config import check as check_settings
+from bertvision import distributed
 from bertvision.encoders import load_encoder_info
 from bertvision.errors import BertVisionError, lookup
 from bertvision.files import atomic_write, file_lock, value_hash, write_json
 from bertvision.heads import canonical, select_layers
-from bertvision.lab import cluster
+from bertvision.lab import cluster, pipeline
+from bertvision.lab.experiment import Experiment, overlay
+from bertvision.lab.experiment import check as check_settings
+from bertvision.lab.pipeline import Comparison, Notify, find_task
 from bertvision.lab.search import history
 from bertvision.lab.search.space import CANDIDATES, BertSpace, Setting, Space, check, suggest, usual
 from bertvision.lab.search.study import POLL, at_work, best, draw, open_study, others_at_work, tell
 from bertvision.lab.search.trials import TrialRunner
-from bertvision.pipeline import Comparison, Notify, find_task
 from bertvision.progress import say
 from bertvision.runs import Run, slug
 

@@ -8,8 +8,8 @@ from typing import Any
 from optuna.trial import Trial
 
 from bertvision import heads
-from bertvision.config import Experiment
 from bertvision.errors import BertVisionError
+from bertvision.lab.experiment import Experiment
 
 CANDIDATES = {
     "span": ["learned", "adapter", "adapter:members=3", "adapter-skip"],

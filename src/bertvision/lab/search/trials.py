@@ -12,18 +12,26 @@ from typing import Any
 import psutil
 from torch import nn
 
-from bertvision.config import Experiment, merge
 from bertvision.errors import BertVisionError
 from bertvision.files import file_lock
 from bertvision.heads import view_of
 from bertvision.lab import cluster
+from bertvision.lab.experiment import Experiment, merge
 from bertvision.lab.extraction import absolute, make_store
+from bertvision.lab.pipeline import (
+    Checkpoint,
+    CheckpointSet,
+    ExperimentData,
+    Notify,
+    finetune,
+    load_data,
+    open_checkpoint,
+)
+from bertvision.lab.pipeline.evaluation import validation_scores
+from bertvision.lab.pipeline.finetuning import new_bert
+from bertvision.lab.pipeline.head_training import new_head
+from bertvision.lab.pipeline.states import state_request, states
 from bertvision.lab.search.space import Setting, Space, reach
-from bertvision.pipeline import Checkpoint, CheckpointSet, ExperimentData, Notify, finetune, load_data, open_checkpoint
-from bertvision.pipeline.evaluation import validation_scores
-from bertvision.pipeline.finetuning import new_bert
-from bertvision.pipeline.head_training import new_head
-from bertvision.pipeline.states import state_request, states
 from bertvision.states import MEMORY
 from bertvision.training import ValidationScore, fit
 from bertvision.types import Batches, HeadShape, StateView

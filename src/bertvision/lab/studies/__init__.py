@@ -5,9 +5,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bertvision.config import Experiment, merge
 from bertvision.errors import BertVisionError, lookup
 from bertvision.lab import cluster
+from bertvision.lab.experiment import Experiment, merge
 from bertvision.lab.extraction import absolute
 from bertvision.lab.studies import analysis, comparisons, head_epochs, transfer
 from bertvision.lab.studies.context import StudyContext, StudyOptions

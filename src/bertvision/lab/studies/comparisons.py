@@ -5,11 +5,11 @@ from typing import Any
 
 from bertvision.errors import BertVisionError
 from bertvision.heads import HEADS, view_of
+from bertvision.lab.pipeline.evaluation import finish
+from bertvision.lab.pipeline.head_training import new_head
+from bertvision.lab.pipeline.states import states
 from bertvision.lab.studies.context import StudyContext, against, describe
 from bertvision.lab.studies.result import Figure
-from bertvision.pipeline.evaluation import finish
-from bertvision.pipeline.head_training import new_head
-from bertvision.pipeline.states import states
 from bertvision.runs import Run, is_finished, slug
 
 BERT, LAST, ONLY = "BERT", "control: last, retrained", "control: last layer only"

@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from bertvision import pipeline
-from bertvision.config import Experiment
 from bertvision.heads import DEFAULT_HEADS, canonical, last_layer_only, view_of
+from bertvision.lab import pipeline
+from bertvision.lab.experiment import Experiment
 from bertvision.lab.extraction import make_store
-from bertvision.pipeline import ExperimentData
-from bertvision.pipeline.finetuning import Checkpoint
+from bertvision.lab.pipeline import ExperimentData
+from bertvision.lab.pipeline.finetuning import Checkpoint
+from bertvision.lab.statistics import Pair, holm, interval, significance
 from bertvision.progress import say
 from bertvision.runs import Run
-from bertvision.statistics import Pair, holm, interval, significance
 from bertvision.tasks import Task
 
 FEW = 500  # examples below which a score is marked as uncertain

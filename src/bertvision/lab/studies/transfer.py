@@ -3,8 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-from bertvision import pipeline
 from bertvision.errors import BertVisionError
+from bertvision.lab import pipeline
 from bertvision.lab.studies.context import StudyContext, describe
 from bertvision.lab.studies.result import Figure
 from bertvision.runs import Run

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from bertvision.encoders import EncoderWithHead
 from bertvision.ensembles import combine
 from bertvision.files import read_json, value_hash
-from bertvision.pipeline.data import ExperimentData, Split, fingerprint
-from bertvision.pipeline.finetuning import Checkpoint
+from bertvision.lab.pipeline.data import ExperimentData, Split, fingerprint
+from bertvision.lab.pipeline.finetuning import Checkpoint
+from bertvision.lab.statistics import interval
 from bertvision.runs import Run, is_finished, save_run
-from bertvision.statistics import interval
 from bertvision.training import ValidationScore
 from bertvision.types import Batches, HeadShape, Predictions
 

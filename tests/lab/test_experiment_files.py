@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from bertvision import config, heads
+from bertvision import heads
 from bertvision.errors import BertVisionError
+from bertvision.lab import experiment as config
 from bertvision.lab.studies import STUDIES, StudyOptions
 from bertvision.tasks import TASKS
 

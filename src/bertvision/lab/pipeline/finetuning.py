@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from bertvision import devices, distributed, memory
-from bertvision.config import FRACTION, Experiment, TrainingConfig
 from bertvision.encoders import (
     AUXILIARY_HEAD_FILE,
     Encoder,
@@ -25,7 +24,8 @@ from bertvision.encoders import (
 from bertvision.errors import BertVisionError
 from bertvision.files import atomic_directory, file_lock, load_tensors, read_json, save_tensors, value_hash, write_json
 from bertvision.heads import BertHead, build_head, set_training_precision
-from bertvision.pipeline.data import ExperimentData, fingerprint
+from bertvision.lab.experiment import FRACTION, Experiment, TrainingConfig
+from bertvision.lab.pipeline.data import ExperimentData, fingerprint
 from bertvision.progress import say
 from bertvision.runs import slug
 from bertvision.states import ComputedStates, TokenBatches

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from bertvision import distributed
-from bertvision.config import Experiment
 from bertvision.encoders import Encoder, EncoderWithHead, weights_hash
 from bertvision.errors import BertVisionError
 from bertvision.files import value_hash, write_json
-from bertvision.pipeline.data import ExperimentData, Notify, fingerprint, load_data
-from bertvision.pipeline.evaluation import bert_run
-from bertvision.pipeline.finetuning import (
+from bertvision.lab.experiment import Experiment
+from bertvision.lab.pipeline.data import ExperimentData, Notify, fingerprint, load_data
+from bertvision.lab.pipeline.evaluation import bert_run
+from bertvision.lab.pipeline.finetuning import (
     CheckpointSet,
     load,
     new_bert,
@@ -23,7 +23,7 @@ from bertvision.pipeline.finetuning import (
     save_checkpoint,
     train_encoder,
 )
-from bertvision.pipeline.head_training import train_heads
+from bertvision.lab.pipeline.head_training import train_heads
 from bertvision.progress import say
 from bertvision.runs import Run, slug
 from bertvision.states import TokenBatches

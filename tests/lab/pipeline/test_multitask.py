@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import bertvision
-from bertvision import pipeline
-from bertvision.config import make
 from bertvision.errors import BertVisionError
-from bertvision.pipeline.multitask import TASK, MixedBatches
+from bertvision.lab import pipeline
+from bertvision.lab.experiment import make
+from bertvision.lab.pipeline.multitask import TASK, MixedBatches
 from bertvision.states import TokenBatches
 from conftest import review
 
@@ -89,7 +89,7 @@ def test_it_answers(found):
 
 def test_what_is_finished_is_not_done_again(found, experiments, monkeypatch):
     runs, root = found
-    monkeypatch.setattr("bertvision.pipeline.finetuning.fit", lambda *a, **k: pytest.fail("trained again"))
+    monkeypatch.setattr("bertvision.lab.pipeline.finetuning.fit", lambda *a, **k: pytest.fail("trained again"))
     again = pipeline.run_multitask(experiments, root, quiet)
     assert {t: [r.directory for r in each] for t, each in again.items()} == {
         t: [r.directory for r in each] for t, each in runs.items()

@@ -8,13 +8,12 @@ import pytest
 import torch
 
 import bertvision
-from bertvision import pipeline
-from bertvision.config import Experiment, make
 from bertvision.encoders import load_encoder
 from bertvision.errors import BertVisionError
 from bertvision.files import file_lock
 from bertvision.heads import build_head
-from bertvision.lab import extraction
+from bertvision.lab import extraction, pipeline
+from bertvision.lab.experiment import Experiment, make
 from bertvision.runs import Run, find_runs
 from bertvision.types import Predictions
 from conftest import squad_json
@@ -105,7 +104,7 @@ def test_it_learns(finished):
 
 def test_nothing_is_done_twice(finished, reviews, tiny, monkeypatch):
     result, root, _ = finished
-    for step in ("bertvision.pipeline.finetuning.fit", "bertvision.pipeline.head_training.fit"):
+    for step in ("bertvision.lab.pipeline.finetuning.fit", "bertvision.lab.pipeline.head_training.fit"):
         monkeypatch.setattr(step, lambda *a, **k: pytest.fail("trained again"))
     heads = ["learned", "adapter:size=8,token_pooling=max"]
     again = bertvision.run(train_file=str(reviews), encoder=str(tiny), heads=heads, root=root, notify=quiet, **FAST)
@@ -114,7 +113,7 @@ def test_nothing_is_done_twice(finished, reviews, tiny, monkeypatch):
 
 def test_another_head_shares_the_backbone(finished, reviews, tiny, monkeypatch):
     result, root, _ = finished
-    monkeypatch.setattr("bertvision.pipeline.finetuning.fit", lambda *a, **k: pytest.fail("fine-tuned again"))
+    monkeypatch.setattr("bertvision.lab.pipeline.finetuning.fit", lambda *a, **k: pytest.fail("fine-tuned again"))
     again = bertvision.run(train_file=str(reviews), encoder=str(tiny), heads=["mean"], root=root, notify=quiet, **FAST)
     assert again.runs[0].directory == result.runs[0].directory
 

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from bertvision import distributed
-from bertvision.config import Experiment, make, merge
 from bertvision.files import value_hash, write_json
-from bertvision.pipeline.data import ExperimentData, Notify, dev_examples, find_task, load_data
-from bertvision.pipeline.evaluation import bert_run, ensemble, rescore
-from bertvision.pipeline.finetuning import Checkpoint, CheckpointSet, finetune, open_checkpoint
-from bertvision.pipeline.head_training import evaluate_at, train_heads
-from bertvision.pipeline.multitask import finetune_multitask, run_multitask
+from bertvision.lab.experiment import Experiment, make, merge
+from bertvision.lab.pipeline.data import ExperimentData, Notify, dev_examples, find_task, load_data
+from bertvision.lab.pipeline.evaluation import bert_run, ensemble, rescore
+from bertvision.lab.pipeline.finetuning import Checkpoint, CheckpointSet, finetune, open_checkpoint
+from bertvision.lab.pipeline.head_training import evaluate_at, train_heads
+from bertvision.lab.pipeline.multitask import finetune_multitask, run_multitask
 from bertvision.progress import say
 from bertvision.runs import Run
 

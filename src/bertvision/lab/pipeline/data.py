@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from bertvision import devices, heads
-from bertvision.config import Experiment, TrainingConfig
 from bertvision.encoders import Encoder, load_encoder_info
 from bertvision.errors import BertVisionError, lookup
+from bertvision.lab.experiment import Experiment, TrainingConfig
 from bertvision.progress import say
 from bertvision.states import FORMATS, MODES, TokenBatches
 from bertvision.tasks import TASKS, DataRequest, Example, Task, draw_nested, task_from_files

@@ -10,8 +10,8 @@ import torch
 from bertvision import memory
 from bertvision.encoders import tokenizer_hash
 from bertvision.files import value_hash
-from bertvision.pipeline.data import ExperimentData, Notify, Split, fingerprint
-from bertvision.pipeline.finetuning import Checkpoint
+from bertvision.lab.pipeline.data import ExperimentData, Notify, Split, fingerprint
+from bertvision.lab.pipeline.finetuning import Checkpoint
 from bertvision.states import RowTable, StateRequest, TokenBatches, open_states
 from bertvision.types import Batches, StateView
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bertvision.errors import BertVisionError
-from bertvision.statistics import Pair, compare, holm, interval, mcnemar
+from bertvision.lab.statistics import Pair, compare, holm, interval, mcnemar
 from bertvision.tasks import TASKS
 
 RTE, STSB, SQUAD = TASKS["rte"], TASKS["stsb"], TASKS["squad2"]

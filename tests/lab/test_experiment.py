@@ -2,10 +2,10 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from bertvision.config import Experiment, apply, check, load, make, merge, preset, presets
 from bertvision.encoders import ENCODERS
 from bertvision.errors import BertVisionError
 from bertvision.heads import parse
+from bertvision.lab.experiment import Experiment, apply, check, load, make, merge, preset, presets
 from bertvision.tasks import TASKS
 
 GLUE, SIZES = ["cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte"], ("base", "large")

@@ -15,10 +15,10 @@ from bertvision import distributed, heads
 from bertvision.errors import BertVisionError
 from bertvision.files import file_lock, value_hash
 from bertvision.heads import LayerSelect, build_for, last_layer_only, set_training_precision, training_dtype, view_of
-from bertvision.pipeline.data import ExperimentData, Notify, fingerprint
-from bertvision.pipeline.evaluation import bert_run, finish, validation_scores
-from bertvision.pipeline.finetuning import Checkpoint
-from bertvision.pipeline.states import states
+from bertvision.lab.pipeline.data import ExperimentData, Notify, fingerprint
+from bertvision.lab.pipeline.evaluation import bert_run, finish, validation_scores
+from bertvision.lab.pipeline.finetuning import Checkpoint
+from bertvision.lab.pipeline.states import states
 from bertvision.progress import say
 from bertvision.runs import Run, is_finished, slug
 from bertvision.training import TrainState, fit
