@@ -25,24 +25,20 @@ from bertvision.lab.search import Setting, search
 from bertvision.tasks import TASKS
 
 
-def quiet(message: str) -> None:
-    """Say nothing."""
-
-
 def race(given: argparse.Namespace) -> dict[str, Any]:
     """Time a search, then runs with what it tried."""
     base = make(task=given.task, data_dir=given.data_dir, limit=given.limit, fractions=[0.3], controls=False)
     base = replace(base, encoder=given.encoder)
     with tempfile.TemporaryDirectory(dir=given.place) as place:
         began = time.perf_counter()
-        found = search(base, trials=given.trials, root=place, notify=quiet)
+        found = search(base, trials=given.trials, root=place)
         searching = time.perf_counter() - began
     tried = [Setting(**row["setting"]) for row in found.history if row["state"] != "fail"]
     chosen = tried[:: max(1, len(tried) // given.runs)][: given.runs]
     began = time.perf_counter()
     for setting in chosen:
         with tempfile.TemporaryDirectory(dir=given.place) as place:
-            pipeline.run(setting.experiment(replace(base, heads=[])), root=place, notify=quiet)
+            pipeline.run(setting.experiment(replace(base, heads=[])), root=place)
     running = (time.perf_counter() - began) / len(chosen) * given.trials
     scale_loss = "" if len(chosen) == given.trials else f" (scaled up from {len(chosen)})"
     print(
@@ -58,7 +54,7 @@ def pays(given: argparse.Namespace) -> dict[str, Any]:
     for task in given.tasks:
         base = make(task=task, data_dir=given.data_dir, limit=given.limit, fractions=[0.3])
         base = replace(base, encoder=given.encoder)
-        found = search(base, trials=given.trials, seeds=given.seeds, root=given.root, notify=print)
+        found = search(base, trials=given.trials, seeds=given.seeds, root=given.root)
         default = [_default(replace(base, seed=seed), given.root) for seed in range(given.seeds)]
         checkpoints = [(run.validation_score[0], run.primary) for run in found.runs]
         results[task] = {"head": found.setting.describe(), "tuned": checkpoints, "default": default}
@@ -71,7 +67,7 @@ def pays(given: argparse.Namespace) -> dict[str, Any]:
 def _default(experiment: Experiment, root: Path) -> tuple[float, float]:
     """The default head on the same states; validation and dev."""
     default = replace(experiment, heads=[heads.DEFAULT_HEADS[TASKS[experiment.task].kind][-1]], states="store")
-    best = pipeline.run(default, root=root, notify=quiet).best
+    best = pipeline.run(default, root=root).best
     return best.validation_score[0], best.primary
 
 

@@ -9,7 +9,10 @@ os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"  # a core for each worker
 
+import logging
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -67,6 +70,30 @@ def save_tiny(directory: Path, family: str = "bert", auto=AutoModel, seed: int =
 def tiny(tmp_path_factory) -> Path:
     """A tiny random BERT on disk."""
     return save_tiny(tmp_path_factory.mktemp("encoders") / "tiny")
+
+
+@pytest.fixture
+def messages() -> Iterator[list[str]]:
+    """The messages that the package logs during a test."""
+    with capture_messages() as found:
+        yield found
+
+
+@contextmanager
+def capture_messages() -> Iterator[list[str]]:
+    """Collect the messages of the package's loggers."""
+    found: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: found.append(record.getMessage())
+    logger = logging.getLogger("bertvision")
+    before = logger.level
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    try:
+        yield found
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
 
 
 def review(good: bool, draw: random.Random) -> str:

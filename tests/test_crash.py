@@ -21,7 +21,7 @@ settings = json.loads(sys.argv[1])
 loop.SAVE_SECONDS = settings.pop("save_seconds")
 loop.SAVE_SHARE = settings.pop("save_share")
 root = settings.pop("root")
-pipeline.run(config.make(**settings), root=root, notify=lambda message: None)
+pipeline.run(config.make(**settings), root=root)
 """
 
 

@@ -1,3 +1,4 @@
+import logging
 import sys
 
 from bertvision import progress
@@ -27,6 +28,13 @@ def test_short_work_shows_no_bar(capsys, monkeypatch):
     assert capsys.readouterr().err == ""
 
 
-def test_notices_go_to_stderr(capsys):
-    progress.say("hello")
-    assert capsys.readouterr() == ("", "hello\n")
+def test_log_messages_go_to_stderr(capsys):
+    logger = logging.getLogger("bertvision")
+    before = logger.level
+    progress.log_to_stderr()
+    try:
+        logging.getLogger("bertvision.tasks").info("hello")
+        assert capsys.readouterr() == ("", "hello\n")
+    finally:
+        logger.handlers = [each for each in logger.handlers if not isinstance(each, progress.StderrHandler)]
+        logger.setLevel(before)

@@ -18,7 +18,7 @@ def runs(tiny, reviews, tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
     result = bertvision.run(
         train_file=str(reviews), encoder=str(tiny), heads=["adapter:size=8,token_pooling=max"], fractions=[0.0, 1.0],
-        head_fractions=[0.0, 1.0], train={"epochs": 3, "learning_rate": 1e-2}, root=root, notify=lambda message: None,
+        head_fractions=[0.0, 1.0], train={"epochs": 3, "learning_rate": 1e-2}, root=root,
     )  # fmt: skip
     return root, result
 

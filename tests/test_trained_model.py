@@ -18,7 +18,7 @@ def answers(tiny, tmp_path_factory):
     (place / "train.json").write_text(json.dumps(squad_json(8, 4, 0)))
     result = bertvision.run(
         train_file=str(place / "train.json"), encoder=str(tiny), heads=["adapter-skip:size=4"], fractions=[1.0],
-        max_tokens=32, train={"epochs": 2, "learning_rate": 1e-2}, root=place / "runs", notify=lambda message: None,
+        max_tokens=32, train={"epochs": 2, "learning_rate": 1e-2}, root=place / "runs",
     )  # fmt: skip
     return bertvision.load(result.best)
 
@@ -78,7 +78,7 @@ def test_one_backbone_is_loaded_once_and_read_once(answers, monkeypatch):
 def test_a_saved_ensemble_is_answered_from_live_members(answers):
     run = sibling(answers.run, "ensemble")
     found = bertvision.load(run)
-    examples = load_data(experiment_of(answers.run), notify=lambda message: None).dev.examples
+    examples = load_data(experiment_of(answers.run)).dev.examples
     logits = found.logits(found.encode_examples(examples))
     saved = run.predictions()
     assert logits.ids == saved.ids and np.allclose(logits.logits, saved.logits, atol=1e-4)
@@ -111,9 +111,9 @@ def test_items_by_position_and_half_characters(answers):
 def test_a_pooled_head_and_a_plain_one_answer_as_they_were_scored(tiny, reviews, tmp_path):
     result = bertvision.run(
         train_file=str(reviews), encoder=str(tiny), heads=["learned:pooler_output=true", "mean"], fractions=[1.0],
-        train={"epochs": 1}, controls=False, precision="float32", root=tmp_path, notify=lambda message: None,
+        train={"epochs": 1}, controls=False, precision="float32", root=tmp_path,
     )  # fmt: skip
-    examples = load_data(experiment_of(result.best), notify=lambda message: None).dev.examples
+    examples = load_data(experiment_of(result.best)).dev.examples
     for each in load_all(result.runs):
         found = each.logits(each.encode_examples(examples))
         assert np.allclose(found.logits, each.run.predictions().logits, atol=1e-5), each.run.name

@@ -1,5 +1,6 @@
-"""What a user is told on the way, on stderr: notices, and progress with rate and time left if it is a terminal."""
+"""Progress bars on stderr, and the log messages of the command line."""
 
+import logging
 import os
 import sys
 import time
@@ -12,14 +13,28 @@ from rich.progress import Task as Bar
 from rich.text import Text
 
 PATIENCE = 2.0  # seconds before a bar is worth showing
-SPEAKS = os.environ.get("RANK", "0") == "0"
-"""Of processes that work together (torchrun, accelerate launch), the first one speaks for all."""
 
 
-def say(message: str) -> None:
-    """Tell the user something on the way, apart from results."""
-    if SPEAKS:
-        print(message, file=sys.stderr)
+def is_main_rank() -> bool:
+    """Return whether this process prints: of processes started together (torchrun, accelerate), the first one does."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def log_to_stderr(level: int = logging.INFO) -> None:
+    """Print the messages of the package's loggers on stderr, as the command line does."""
+    logger = logging.getLogger("bertvision")
+    logger.setLevel(level if is_main_rank() else logging.CRITICAL)
+    if not any(isinstance(handler, StderrHandler) for handler in logger.handlers):
+        handler = StderrHandler()
+        handler.setFormatter(logging.Formatter("%(message)s"))
+        logger.addHandler(handler)
+
+
+class StderrHandler(logging.Handler):
+    """Writes messages to whatever `sys.stderr` is at that moment."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(self.format(record), file=sys.stderr)
 
 
 class _Rate(ProgressColumn):
@@ -30,7 +45,7 @@ class _Rate(ProgressColumn):
 @contextmanager
 def bar(label: str, total: int, done: int = 0) -> Iterator[Callable[[int], None]]:
     """Yield a function that advances the bar; it appears only if the work takes longer than a moment."""
-    if not (SPEAKS and sys.stderr.isatty()):
+    if not (is_main_rank() and sys.stderr.isatty()):
         yield lambda steps: None
         return
     columns = (

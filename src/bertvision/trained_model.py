@@ -1,6 +1,6 @@
 """A finished run, ready to answer."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -12,7 +12,7 @@ from bertvision.encoders import load_encoder_info
 from bertvision.ensembles import combine
 from bertvision.errors import BertVisionError
 from bertvision.onnx_model import OnnxEncoder, exported_runs, is_exported
-from bertvision.progress import bar, say
+from bertvision.progress import bar
 from bertvision.runs import Run, is_finished, open_run
 from bertvision.shared_encoders import AttachedHead, EncoderPool, layers_read
 from bertvision.states import TokenBatches
@@ -161,9 +161,9 @@ class TrainedModel:
         """Return the run's logits for every row."""
         return self.combine(self.read(features))
 
-    def score_file(self, path: Path, notify: Callable[[str], None] = say) -> dict[str, float]:
+    def score_file(self, path: Path) -> dict[str, float]:
         """Predict a labelled file in the task's format, and score the answers."""
-        examples = self.task.read(path, notify)
+        examples = self.task.read(path)
         features = self.encode_examples(examples)
         found = self.logits(features)
         scores = self.task.score(self.task.answers(found, features, self.settings), examples)

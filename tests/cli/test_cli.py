@@ -66,7 +66,6 @@ def runs(tiny, reviews, tmp_path_factory):
         head_fractions=[1.0],
         train={"epochs": 3, "learning_rate": 1e-2},
         root=root,
-        notify=lambda message: None,
     )
     return root, result
 

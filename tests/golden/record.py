@@ -44,18 +44,14 @@ from bertvision.tasks import TASKS  # noqa: E402
 # Everything that calls the package; where names change, these functions change, and golden.json does not.
 
 
-def quiet(message: str) -> None:
-    """Say nothing."""
-
-
 def run_experiment(root: Path, **settings: Any) -> list[dict[str, Any]]:
     """Run an experiment in float32; return its rows."""
-    return rows_of(bertvision.run(root=root, notify=quiet, precision="float32", **settings))
+    return rows_of(bertvision.run(root=root, precision="float32", **settings))
 
 
 def run_file(root: Path, file: Path) -> list[dict[str, Any]]:
     """Run the experiment of a TOML file in float32; return its rows."""
-    return rows_of(bertvision.run(config.load(file, ["precision=float32"]), root=root, notify=quiet))
+    return rows_of(bertvision.run(config.load(file, ["precision=float32"]), root=root))
 
 
 def rows_of(result: Any) -> list[dict[str, Any]]:
@@ -89,14 +85,14 @@ def write_stores(root: Path, dtype: str, splits: list[str], **settings: Any) -> 
     """Store the states of all layers, of the texts of a pair together and apart; return the stores' directories."""
     store = {"dtype": dtype, "shard_megabytes": 1.0}
     experiment = config.make(precision="float32", store=store, **settings)
-    stores = extraction.extract(experiment, root, splits, "all", texts="both", notify=quiet)
+    stores = extraction.extract(experiment, root, splits, "all", texts="both")
     return [store.path for store in stores]
 
 
 def export_and_predict(run: Path, place: Path, texts: list[str]) -> list[dict[str, Any]]:
     """Export a run as an ONNX graph, and let the graph answer."""
     model = trained_model.load(run)
-    export_onnx([model], place, [pipeline.dev_examples(pipeline.experiment_of(model.run), quiet)])
+    export_onnx([model], place, [pipeline.dev_examples(pipeline.experiment_of(model.run))])
     return trained_model.load(place).predict(texts)
 
 

@@ -24,10 +24,6 @@ from bertvision.lab.search import search
 QUICK = {"fractions": [0.5], "finetune": {"learning_rate": 1e-3}, "controls": False, "states": {"shard": 0.005}}
 
 
-def quiet(message: str) -> None:
-    pass
-
-
 def test_without_ray_it_says_how_to_get_it(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(BertVisionError, match=r"Ray is not installed .*pip install 'bertvision\[ray\]'"):
@@ -37,7 +33,7 @@ def test_without_ray_it_says_how_to_get_it(monkeypatch, tmp_path):
 @pytest.mark.parametrize("address", ["localhost", "http://host:1", "raymond"])
 def test_no_address(address, tmp_path):
     with pytest.raises(BertVisionError, match="--cluster takes ray://HOST:PORT"):
-        search(make(task="mrpc"), address=address, root=tmp_path, notify=quiet)
+        search(make(task="mrpc"), address=address, root=tmp_path)
     with pytest.raises(BertVisionError, match="--cluster takes ray://HOST:PORT"):
         list(extraction.extract(make(task="mrpc"), tmp_path, ["train"], address=address))
 
@@ -50,22 +46,21 @@ from bertvision.lab import pipeline
 from bertvision.lab.experiment import make
 from bertvision.lab.search import search
 address, root, experiment = sys.argv[1], sys.argv[2], make(**json.loads(sys.argv[3]))
-quiet = lambda message: None
 if sys.argv[4] == "extract":
-    for store in extraction.extract(experiment, Path(root), ["train", "dev"], address=address, notify=quiet):
+    for store in extraction.extract(experiment, Path(root), ["train", "dev"], address=address):
         print(store.path)
 elif sys.argv[4] == "study":
     from bertvision.lab import studies
     options, names = studies.Options(seeds=[0, 1]), ["zoo", "ensemble"]
     if address:
-        studies.spread([(experiment, options, names)], address, Path(root), quiet)
+        studies.spread([(experiment, options, names)], address, Path(root))
     before = sum(1 for _ in Path(root).rglob("metrics.json"))
-    found = list(studies.run(experiment, names, options=options, root=Path(root), notify=quiet))
+    found = list(studies.run(experiment, names, options=options, root=Path(root)))
     after = sum(1 for _ in Path(root).rglob("metrics.json"))
     plain = lambda row: {k: v for k, v in row.items() if k not in ("seconds", "runs")}
     print(json.dumps({"before": before, "after": after, "rows": [[plain(row) for row in each.rows] for each in found]}))
 else:
-    found = search(experiment, trials=6, together=3, space=["epochs=[30,60]"], address=address, root=root, notify=quiet)
+    found = search(experiment, trials=6, together=3, space=["epochs=[30,60]"], address=address, root=root)
     history = [{k: v for k, v in row.items() if k != "seconds"} for row in found.history]
     print(json.dumps({"history": history, "score": found.runs[0].metrics["score"]}))
 """

@@ -10,7 +10,7 @@ from bertvision.lab import experiment as config
 from bertvision.lab.studies import STUDIES, StudyOptions
 from bertvision.tasks import TASKS
 
-ROOT = Path(__file__).parents[1] / "experiments"
+ROOT = Path(__file__).parents[2] / "experiments"
 FILES = sorted(ROOT.glob("*.toml"))
 
 

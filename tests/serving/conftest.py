@@ -10,7 +10,7 @@ from serving.process import serving
 def make(tiny, root, data, **settings):
     return bertvision.run(
         train_file=str(data), encoder=str(tiny), fractions=[1.0], train={"epochs": 3, "learning_rate": 1e-2},
-        root=root, notify=lambda message: None, **settings,
+        root=root, **settings,
     )  # fmt: skip
 
 

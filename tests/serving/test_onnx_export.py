@@ -36,12 +36,12 @@ SENTENCE_HEADS = [
 def make(encoder, data, root, heads, **more):
     return bertvision.run(
         train_file=str(data), encoder=str(encoder), heads=heads, fractions=[1.0], controls=False, root=root,
-        train={"epochs": 1, "learning_rate": 1e-2}, notify=lambda message: None, **more,
+        train={"epochs": 1, "learning_rate": 1e-2}, **more,
     )  # fmt: skip
 
 
 def rows_of(models):
-    return [dev_examples(experiment_of(each.run), lambda message: None) for each in models]
+    return [dev_examples(experiment_of(each.run)) for each in models]
 
 
 @pytest.fixture(scope="module")

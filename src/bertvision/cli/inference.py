@@ -104,7 +104,7 @@ def export(
     examples = []
     for each in models:
         if data is not None:
-            found = each.task.read(data, lambda message: None)
+            found = each.task.read(data)
         else:
             found = pipeline.dev_examples(pipeline.experiment_of(each.run))
         examples.append(found[:rows] if rows else found)

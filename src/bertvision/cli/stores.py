@@ -50,10 +50,9 @@ def extract(
 
     Example: bertvision extract --task stsb --limit 1000 --at 0.3 --store-dtype int8
     """
-    from bertvision.progress import say
 
     made = []
-    options: dict[str, Any] = {"first": first, "pooled": pooled, "texts": texts, "address": address, "notify": say}
+    options: dict[str, Any] = {"first": first, "pooled": pooled, "texts": texts, "address": address}
     for store in extraction.extract(experiment, root, _splits(splits), layers, **options):
         made.append(_describe(store))
     _print(made, as_json)

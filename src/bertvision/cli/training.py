@@ -11,7 +11,7 @@ from bertvision.cli import output
 from bertvision.cli.options import experiment_flags
 from bertvision.errors import BertVisionError
 from bertvision.lab.experiment import Experiment, make
-from bertvision.progress import SPEAKS
+from bertvision.progress import is_main_rank
 
 Root = Annotated[Path, typer.Option("--runs", help="Where runs are kept.")]
 Cluster = Annotated[str, typer.Option("--cluster", help="Ray cluster to work on: ray://HOST:PORT, or auto.")]
@@ -260,7 +260,7 @@ def _print_comparison(result: Any, as_json: bool) -> None:
     worded = output.comparison(rows)
     plain = [{key: value for key, value in row.items() if key != "chosen"} for row in worded]
     text = output.markdown(plain, numbers=[name for name in plain[0] if name != "model"])
-    if SPEAKS:
+    if is_main_rank():
         result.file.with_suffix(".md").write_text(text, encoding="utf-8")
     if as_json:
         output.as_json(rows)

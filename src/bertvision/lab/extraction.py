@@ -14,10 +14,9 @@ from bertvision.errors import BertVisionError, lookup
 from bertvision.heads import ENCODINGS, select_layers
 from bertvision.lab import cluster
 from bertvision.lab.experiment import Experiment, merge
-from bertvision.lab.pipeline.data import ExperimentData, Notify, load_data
+from bertvision.lab.pipeline.data import ExperimentData, load_data
 from bertvision.lab.pipeline.finetuning import Checkpoint, CheckpointSet, finetune, open_checkpoint
 from bertvision.lab.pipeline.states import state_request, stored_lengths
-from bertvision.progress import say
 from bertvision.states import FORMATS, Layout, Store
 from bertvision.types import StateView
 
@@ -32,7 +31,6 @@ def extract(
     pooled: bool = False,
     texts: str = "",
     address: str = "",
-    notify: Notify = say,
 ) -> Iterator[Store]:
     """Write the states of splits to disk at every fraction to be read, or what is missing of them.
 
@@ -45,7 +43,7 @@ def extract(
         raise BertVisionError(
             "With --store-dir there is room for one fraction; name it with --at, or leave --store-dir out."
         )
-    data = load_data(replace(experiment, head_fractions=head_fractions, fractions=head_fractions), notify)
+    data = load_data(replace(experiment, head_fractions=head_fractions, fractions=head_fractions))
     reading = load_encoder_info(experiment.encoder_at(min(head_fractions)))
     numbers = _numbers(data, layers, reading.layers, texts, first=first)  # a mistake should not cost a fine-tuning
     if pooled and data.task.per_token:
@@ -111,7 +109,7 @@ def write_shard(piece: ShardJob) -> None:
 @lru_cache(maxsize=1)
 def _opened(settings: str, checkpoints: str, fraction: float) -> tuple[ExperimentData, Checkpoint]:
     """What the shards of a store have in common."""
-    data = load_data(merge(Experiment(), json.loads(settings)), lambda message: None)
+    data = load_data(merge(Experiment(), json.loads(settings)))
     return data, open_checkpoint(data, CheckpointSet(Path(checkpoints), [fraction]), fraction)
 
 
@@ -137,10 +135,9 @@ def estimate(
     first: bool = False,
     pooled: bool = False,
     texts: str = "",
-    notify: Notify = say,
 ) -> dict[str, Any]:
     """Say how large stores of these splits would be, in every type; no weights are loaded."""
-    data, reading = load_data(experiment, notify), load_encoder_info(experiment.encoder_at(min(experiment.fractions)))
+    data, reading = load_data(experiment), load_encoder_info(experiment.encoder_at(min(experiment.fractions)))
     view = StateView(layers=_numbers(data, layers, reading.layers, texts, first=first), pooled=pooled, first=first)
     lengths = np.concatenate([stored_lengths(getattr(data, name), view) for name in names])
     padded = len(lengths) * (1 if first else data.max_tokens) * view.channels * reading.width * 4

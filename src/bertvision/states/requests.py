@@ -1,5 +1,6 @@
 """Where the states of a split come from: memory, the backbone at work, or a store."""
 
+import logging
 import os
 import shutil
 import tempfile
@@ -26,6 +27,8 @@ from bertvision.states.store_writer import write, write_shards
 from bertvision.states.stored import StoredStates
 from bertvision.states.token_batches import TokenBatches
 from bertvision.types import Batch, Batches, StateView
+
+logger = logging.getLogger(__name__)
 
 MEMORY = 2 * 1024**3
 """Bytes of states a split may take: on two cores, about as many as are computed again in a minute after a crash."""
@@ -98,7 +101,6 @@ def open_states(
     mode: str,
     wanted: StateRequest,
     tokens: TokenBatches,
-    notify: Callable[[str], None],
     dtype: torch.dtype = torch.float32,
 ) -> Batches:
     """Return the states in the order of `tokens`, from wherever `mode` says; `dtype`: what will do for their reader."""
@@ -116,9 +118,7 @@ def open_states(
     if store is None:
         if mode == "memory" or (mode == "auto" and few):
             return InMemoryStates(read_into_memory(source, source.tokens.plan, dtype=dtype), wanted.rows, tokens.plan)
-        if mode == "stream" or (
-            mode == "auto" and not distributed.broadcast_decision(_pays(wanted, tokens.plan, notify))
-        ):
+        if mode == "stream" or (mode == "auto" and not distributed.broadcast_decision(_pays(wanted, tokens.plan))):
             return source.over(tokens)
         store = wanted.store()
     stored = StoredStates(store, tokens.plan, source.view, dtype=dtype, device=device)
@@ -127,13 +127,13 @@ def open_states(
     return InMemoryStates(read_into_memory(stored, source.tokens.plan, dtype=dtype), store.known, tokens.plan)
 
 
-def _pays(wanted: StateRequest, plan: BatchPlan, notify: Callable[[str], None]) -> bool:
+def _pays(wanted: StateRequest, plan: BatchPlan) -> bool:
     """Measure both ways for a few seconds; say which is chosen and why."""
     layout = wanted.layout()
     gigabytes = f"{layout.bytes / 1e9:.1f} GB"
     there = next(folder for folder in (wanted.place, *wanted.place.parents) if folder.is_dir())
     if shutil.disk_usage(there).free < 1.05 * layout.bytes:
-        notify(f"Streaming the states: a store of them would take {gigabytes}, and the disk has less free.")
+        logger.info(f"Streaming the states: a store of them would take {gigabytes}, and the disk has less free.")
         return False
     try:
         streaming, reading = measure(wanted, plan, there)
@@ -142,7 +142,7 @@ def _pays(wanted: StateRequest, plan: BatchPlan, notify: Callable[[str], None]) 
     rows, epochs = wanted.rows.lengths.size, wanted.epochs
     streamed, stored = epochs * rows / streaming, rows / streaming + epochs * rows / reading
     better = stored < streamed
-    notify(
+    logger.info(
         f"{'Storing' if better else 'Streaming'} the states: {epochs:g} epochs take about {_clock(stored)} with a "
         f"store of {gigabytes} ({wanted.type}, {reading:,.0f} examples/s), {_clock(streamed)} computed each time "
         f"({streaming:,.0f} examples/s)."

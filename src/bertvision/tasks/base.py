@@ -1,7 +1,7 @@
 """What a task is: a data set, the shape of its answers, and its official score."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -53,7 +53,6 @@ class DataRequest:
     source: str = ""
     """"local", "hub" or "registry"; empty: the first of these that has the task."""
     cache: str = ""
-    notify: Callable[[str], None] = lambda message: None
     """Told, in one sentence, of anything a user should know."""
 
 
@@ -94,7 +93,7 @@ class Task(ABC):
         """Find the data where `request` says, and read every row of it."""
 
     @abstractmethod
-    def read(self, path: Path, notify: Callable[[str], None]) -> list[Example]:
+    def read(self, path: Path) -> list[Example]:
         """Read one labelled file in the task's own format."""
 
     @abstractmethod

@@ -1,7 +1,7 @@
 """A task from the user's own files."""
 
+import logging
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 from bertvision.errors import BertVisionError
@@ -10,6 +10,8 @@ from bertvision.tasks.reading import read_table
 from bertvision.tasks.squad import SquadTask
 from bertvision.tasks.table import TASKS
 from bertvision.tasks.text import TextTask
+
+logger = logging.getLogger(__name__)
 
 KINDS = ("auto", "classification", "regression", "squad2", "squad2-answerable")
 MOST_CLASSES = 20
@@ -25,7 +27,6 @@ def task_from_files(
     label: str = "label",
     kind: str = "auto",
     name: str = "",
-    notify: Callable[[str], None] = lambda message: None,
 ) -> TextTask | SquadTask:
     """Build a task from CSV, TSV, JSONL or Parquet files, or from JSON files in the SQuAD format."""
     if kind not in KINDS:
@@ -55,7 +56,7 @@ def task_from_files(
         labels.append(value)
     if kind == "auto":
         kind, why = _guess(labels)
-        notify(f"Column {label!r} of {train} is read as {kind}: {why}.")
+        logger.info(f"Column {label!r} of {train} is read as {kind}: {why}.")
     if kind == "regression":
         return TextTask(
             name=name,

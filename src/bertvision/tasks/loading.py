@@ -1,5 +1,6 @@
 """Where a data set comes from: a local directory, the Hub, or the package registry, tried in this order."""
 
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,8 @@ from bertvision.errors import BertVisionError
 from bertvision.sources import answers
 from bertvision.tasks.base import DataRequest, DataSplits
 from bertvision.tasks.reading import Table
+
+logger = logging.getLogger(__name__)
 
 SOURCES = ("local", "hub", "registry")
 
@@ -45,7 +48,7 @@ def load_from_source(
             raise BertVisionError(
                 f"{error} The package registry does not have {name} either. Give --data-dir with {files}."
             ) from error
-        request.notify(f"{error} Using the package registry instead.")
+        logger.info(f"{error} Using the package registry instead.")
         return registry(request)
 
 
@@ -105,7 +108,7 @@ def check_rows(name: str, found: Sequence[int], official: Sequence[int], request
     counts = f"{_counts(found)} rows (train / dev), where the official {name} has {_counts(official)}"
     if strict:
         raise BertVisionError(f"The source gave {counts}. It is incomplete or has changed; use another source.")
-    request.notify(f"{request.data_dir} holds {counts}: scores are not comparable with published ones.")
+    logger.info(f"{request.data_dir} holds {counts}: scores are not comparable with published ones.")
 
 
 def _counts(rows: Sequence[int]) -> str:

@@ -1,7 +1,8 @@
 """SQuAD: find the answer in a passage, or say that there is none."""
 
+import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from bertvision.tasks.reading import Table, question, read_squad
 from bertvision.tasks.splitting import count_of, draw, draw_groups, strata_of
 from bertvision.tasks.windows import encode_windows
 from bertvision.types import Features, Predictions
+
+logger = logging.getLogger(__name__)
 
 HUB = "rajpurkar/squad_v2"
 ROWS = (130_319, 11_873)
@@ -66,7 +69,7 @@ class SquadTask(Task):
 
     # Loading
 
-    def read(self, path: Path, notify: Callable[[str], None]) -> list[Example]:
+    def read(self, path: Path) -> list[Example]:
         """Read one file in the SQuAD format."""
         return read_squad(path)
 
@@ -116,9 +119,7 @@ class SquadTask(Task):
             dev = read_squad(Path(own.dev))
         else:
             train, dev = self.split_validation(train, 0.2, 0)
-            request.notify(
-                f"No dev file: {len(dev):,} questions of {own.train}, in whole articles, are held out for it."
-            )
+            logger.info(f"No dev file: {len(dev):,} questions of {own.train}, in whole articles, are held out for it.")
         return DataSplits(train=train, dev=dev, validation=validation, source=f"files {own.train}")
 
     def _load_hub(self, request: DataRequest) -> DataSplits:

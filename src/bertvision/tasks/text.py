@@ -1,6 +1,7 @@
 """Tasks about one text or a pair of texts: a class or a score for each. GLUE, others, and the user's own."""
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from bertvision.tasks.origins import Hub, Local, Own, Registry, as_number, label
 from bertvision.tasks.reading import Table, read_table
 from bertvision.tasks.splitting import count_of, draw, quantile_bins, strata_of
 from bertvision.types import Features, Predictions
+
+logger = logging.getLogger(__name__)
 
 MISMATCHED = "mismatched"
 
@@ -74,10 +77,10 @@ class TextTask(Task):
 
     # Loading
 
-    def read(self, path: Path, notify: Callable[[str], None]) -> list[Example]:
+    def read(self, path: Path) -> list[Example]:
         """Read one labelled file: in the official format, or for the user's own task in any that it reads."""
         table = self.local.read(path) if self.local else read_table(path)
-        return self.examples(table, DataRequest(notify=notify), named=self.local is None)
+        return self.examples(table, DataRequest(), named=self.local is None)
 
     def load(self, request: DataRequest) -> DataSplits:
         """Find the data where `request` says, and read every row of it."""
@@ -108,7 +111,7 @@ class TextTask(Task):
                 extra = self.examples(self.local.read(path), request, group=MISMATCHED)
                 dev, found = dev + extra, [*found, len(extra)]
             else:
-                request.notify(f"{directory} has no {path.name}, so only the matched part is scored.")
+                logger.info(f"{directory} has no {path.name}, so only the matched part is scored.")
         check_rows(self.name, found, self.hub.rows[: len(found)], request, strict=False)
         chosen = directory / f"validation{Path(self.local.train).suffix}"
         validation = self.examples(self.local.read(chosen), request) if chosen.is_file() else None
@@ -149,7 +152,7 @@ class TextTask(Task):
             held = set(draw(self.strata(train), count_of(0.2, len(train)), 0, least=1, leave=1).tolist())
             dev = [example for row, example in enumerate(train) if row in held]
             train = [example for row, example in enumerate(train) if row not in held]
-            request.notify(
+            logger.info(
                 f"No dev file: {len(dev):,} rows of {own.train} (20 %, the same each time) are held out for it."
             )
         return DataSplits(train=train, dev=dev, validation=validation, source=f"files {own.train}")
@@ -185,9 +188,7 @@ class TextTask(Task):
                     table.refuse(line, f"column {column!r} holds {text!r} where a text was expected.")
             examples.append(Example(id=id, texts=row[:-1], label=value, group=group))
         if skipped:
-            request.notify(
-                f"{table.source}: {skipped:,} of {len(table.rows):,} rows have no gold label and are left out."
-            )
+            logger.info(f"{table.source}: {skipped:,} of {len(table.rows):,} rows have no gold label and are left out.")
         return examples
 
     def _value(self, written: Any, index: Mapping[str, int], table: Table, line: int) -> int | float:

@@ -1,5 +1,6 @@
 """The only loop: fine-tuning a backbone and training heads are the same call."""
 
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,8 @@ from bertvision.training.config import TrainingConfig
 from bertvision.training.optimizers import build_grad_scaler, build_optimizer
 from bertvision.training.train_state import TrainState, load, save
 from bertvision.types import Batch, Batches
+
+logger = logging.getLogger(__name__)
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 ValidationScore = tuple[float, float]
@@ -40,7 +43,6 @@ def fit(
     fingerprint: str = "",
     scale_loss: bool = False,
     label: str = "train",
-    notify: Callable[[str], None] = lambda message: None,
 ) -> dict[str, TrainState]:
     """Train every model on one pass over the batches, each as if alone.
 
@@ -70,7 +72,7 @@ def fit(
     if resume is not None and distributed.broadcast_decision(resume.exists()):
         load(resume, fingerprint, train_states, progress, pauses)
         if progress["step"]:
-            notify(f"Going on with {label} at step {progress['step']:,} of {last_step:,}.")
+            logger.info(f"Going on with {label} at step {progress['step']:,} of {last_step:,}.")
     saved_at, save_cost = time.monotonic(), 0.0
 
     def pause(step: int) -> None:
@@ -105,7 +107,7 @@ def fit(
                     pause(step)
                 if step % per_epoch == 0 or step == last_step:
                     began = time.perf_counter()
-                    validation_scores = _validate(train_states, validate, notify)
+                    validation_scores = _validate(train_states, validate)
                     progress["shared_seconds"] += time.perf_counter() - began
                     _end_epoch(
                         train_states,
@@ -203,12 +205,11 @@ def _active(train_states: Mapping[str, TrainState]) -> list[TrainState]:
 def _validate(
     train_states: Mapping[str, TrainState],
     validate: Callable[[dict[str, nn.Module]], dict[str, ValidationScore]] | None,
-    notify: Callable[[str], None],
 ) -> dict[str, ValidationScore]:
     """Grade those still training; say who was dropped."""
     for name, train_state in train_states.items():
         if train_state.stopped == "diverged":
-            notify(f"{name} is dropped: {train_state.failed}.")
+            logger.info(f"{name} is dropped: {train_state.failed}.")
             train_state.stopped = "dropped"
     active = {name: train_state.model.eval() for name, train_state in train_states.items() if not train_state.stopped}
     return validate(active) if validate and active else {}

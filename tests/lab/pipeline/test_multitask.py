@@ -18,10 +18,6 @@ from conftest import review
 FAST = {"train": {"epochs": 12, "learning_rate": 1e-2, "batch_size": 8}, "finetune": {"learning_rate": 1e-3}}
 
 
-def quiet(message: str) -> None:
-    pass
-
-
 @pytest.fixture(scope="module")
 def experiments(tiny, tmp_path_factory):
     """Two classifications and a score, in official files."""
@@ -55,7 +51,7 @@ def experiments(tiny, tmp_path_factory):
 @pytest.fixture(scope="module")
 def found(experiments, tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
-    return pipeline.run_multitask(experiments, root, quiet), root
+    return pipeline.run_multitask(experiments, root), root
 
 
 def test_every_task_has_its_runs_on_one_backbone(found):
@@ -90,14 +86,14 @@ def test_it_answers(found):
 def test_what_is_finished_is_not_done_again(found, experiments, monkeypatch):
     runs, root = found
     monkeypatch.setattr("bertvision.lab.pipeline.finetuning.fit", lambda *a, **k: pytest.fail("trained again"))
-    again = pipeline.run_multitask(experiments, root, quiet)
+    again = pipeline.run_multitask(experiments, root)
     assert {t: [r.directory for r in each] for t, each in again.items()} == {
         t: [r.directory for r in each] for t, each in runs.items()
     }
 
 
 def test_batches_are_of_one_task_and_every_row_comes_once(experiments):
-    members = [pipeline.load_data(each, quiet) for each in experiments]
+    members = [pipeline.load_data(each) for each in experiments]
     parts = [TokenBatches(each.train.features, 8, each.pad_ids, seed=3) for each in members]
     mixed = MixedBatches(parts, 3)
     for number in (0, 1):
@@ -133,12 +129,12 @@ def test_it_goes_on_after_a_stop(experiments, found, tmp_path, monkeypatch):
 
     monkeypatch.setattr(loop, "_step", stopping)
     with pytest.raises(KeyboardInterrupt):
-        pipeline.finetune_multitask(experiments, tmp_path, quiet)
-    members = pipeline.finetune_multitask(experiments, tmp_path, quiet)
+        pipeline.finetune_multitask(experiments, tmp_path)
+    members = pipeline.finetune_multitask(experiments, tmp_path)
     checkpoint = pipeline.open_checkpoint(members[0].data, members[0].checkpoints, 1.0)
     assert checkpoint.weights == runs["sst2"][-1].experiment["weights"]
 
 
 def test_one_task_is_not_several(experiments, tmp_path):
     with pytest.raises(BertVisionError, match="two or more different tasks"):
-        pipeline.finetune_multitask([experiments[0], experiments[0]], tmp_path, quiet)
+        pipeline.finetune_multitask([experiments[0], experiments[0]], tmp_path)

@@ -16,30 +16,24 @@ from bertvision.lab import extraction, pipeline
 from bertvision.lab.experiment import Experiment, make
 from bertvision.runs import Run, find_runs
 from bertvision.types import Predictions
-from conftest import squad_json
+from conftest import capture_messages, squad_json
 
 TRAIN = {"epochs": 8, "learning_rate": 1e-2, "batch_size": 8}
 FAST = {"fractions": [0.5, 1.0], "head_fractions": [0.5], "train": TRAIN, "finetune": {"learning_rate": 1e-3}}
-
-
-def quiet(message: str) -> None:
-    pass
 
 
 @pytest.fixture(scope="module")
 def finished(tiny, reviews, tmp_path_factory):
     """One run of the line that several tests look at."""
     root = tmp_path_factory.mktemp("runs")
-    said = []
     heads = ["learned", "adapter:size=8,token_pooling=max"]
-    result = bertvision.run(
-        train_file=str(reviews), encoder=str(tiny), heads=heads, root=root, notify=said.append, **FAST
-    )
-    return result, root, said
+    with capture_messages() as messages:
+        result = bertvision.run(train_file=str(reviews), encoder=str(tiny), heads=heads, root=root, **FAST)
+    return result, root, messages
 
 
 def test_rows_of_the_comparison(finished):
-    result, _, said = finished
+    result, _, messages = finished
     kinds = [(row["kind"], row["name"], row["fraction"]) for row in pipeline.rows(result)]
     assert kinds[0] == ("bert", "BERT", 0.5) and kinds[-1] == ("bert", "BERT", 1.0)
     names = [name for _, name, _ in kinds]
@@ -51,7 +45,7 @@ def test_rows_of_the_comparison(finished):
         "adapter:layers=last,size=8,token_pooling=max",
     ]
     assert kinds[6][0] == "ensemble"
-    assert any("86 rows to train on, 10 to choose on, 24 to score" in each for each in said)
+    assert any("86 rows to train on, 10 to choose on, 24 to score" in each for each in messages)
     for row in pipeline.rows(result):
         low, high = row["interval"]
         assert low <= row["score"]["accuracy"] <= high
@@ -67,7 +61,7 @@ def test_fine_tuning_goes_through_a_head(tiny, reviews, tmp_path):
     found = {}
     for auxiliary_head in ("", "last", "adapter:token_pooling=max", "learned:token_pooling=mean"):
         experiment = make(train_file=str(reviews), encoder=str(tiny), fractions=[0.5], auxiliary_head=auxiliary_head)
-        data = pipeline.load_data(experiment, quiet)
+        data = pipeline.load_data(experiment)
         checkpoints = pipeline.finetune(data, tmp_path)
         found[auxiliary_head] = pipeline.open_checkpoint(data, checkpoints, 0.5)
     assert found.pop("").directory == found["last"].directory
@@ -78,16 +72,16 @@ def test_fine_tuning_goes_through_a_head(tiny, reviews, tmp_path):
     assert not torch.equal(kept.classifier.bias, fresh)
     assert len({each.directory for each in found.values()}) == len({each.weights for each in found.values()}) == 3
     pairs = make(train_file=str(reviews), encoder=str(tiny), text_pair="text")
-    assert pipeline.load_data(pairs, quiet).experiment.auxiliary_head == "adapter:token_pooling=max+compare"
+    assert pipeline.load_data(pairs).experiment.auxiliary_head == "adapter:token_pooling=max+compare"
     with pytest.raises(BertVisionError, match="Did you mean 'adapter'"):
-        pipeline.load_data(make(train_file=str(reviews), encoder=str(tiny), auxiliary_head="adaptor"), quiet)
+        pipeline.load_data(make(train_file=str(reviews), encoder=str(tiny), auxiliary_head="adaptor"))
 
 
 def test_fine_tuning_leaves_frozen_layers_as_they_are(tiny, reviews, tmp_path):
     before, found = load_encoder(str(tiny)).encoder.state_dict(), {}
     for frozen in (0, 1, 3):
         experiment = make(train_file=str(reviews), encoder=str(tiny), fractions=[0.5], frozen=frozen)
-        data = pipeline.load_data(experiment, quiet)
+        data = pipeline.load_data(experiment)
         checkpoint = pipeline.open_checkpoint(data, pipeline.finetune(data, tmp_path), 0.5)
         after = checkpoint.encoder.state_dict()
         found[frozen] = {name for name in before if torch.equal(before[name], after[name])}
@@ -107,26 +101,22 @@ def test_nothing_is_done_twice(finished, reviews, tiny, monkeypatch):
     for step in ("bertvision.lab.pipeline.finetuning.fit", "bertvision.lab.pipeline.head_training.fit"):
         monkeypatch.setattr(step, lambda *a, **k: pytest.fail("trained again"))
     heads = ["learned", "adapter:size=8,token_pooling=max"]
-    again = bertvision.run(train_file=str(reviews), encoder=str(tiny), heads=heads, root=root, notify=quiet, **FAST)
+    again = bertvision.run(train_file=str(reviews), encoder=str(tiny), heads=heads, root=root, **FAST)
     assert [r.directory for r in again.runs] == [r.directory for r in result.runs]
 
 
 def test_another_head_shares_the_backbone(finished, reviews, tiny, monkeypatch):
     result, root, _ = finished
     monkeypatch.setattr("bertvision.lab.pipeline.finetuning.fit", lambda *a, **k: pytest.fail("fine-tuned again"))
-    again = bertvision.run(train_file=str(reviews), encoder=str(tiny), heads=["mean"], root=root, notify=quiet, **FAST)
+    again = bertvision.run(train_file=str(reviews), encoder=str(tiny), heads=["mean"], root=root, **FAST)
     assert again.runs[0].directory == result.runs[0].directory
 
 
 def test_a_fraction_added_later_lies_on_the_same_curve(finished, reviews, tiny, tmp_path):
     result, root, _ = finished
     settings = {**FAST, "fractions": [0.5, 0.8, 1.0]}
-    later = bertvision.run(
-        train_file=str(reviews), encoder=str(tiny), heads=["mean"], root=root, notify=quiet, **settings
-    )
-    fresh = bertvision.run(
-        train_file=str(reviews), encoder=str(tiny), heads=["mean"], root=tmp_path, notify=quiet, **settings
-    )
+    later = bertvision.run(train_file=str(reviews), encoder=str(tiny), heads=["mean"], root=root, **settings)
+    fresh = bertvision.run(train_file=str(reviews), encoder=str(tiny), heads=["mean"], root=tmp_path, **settings)
     for one, other in zip(later.runs, fresh.runs, strict=True):
         np.testing.assert_array_equal(one.predictions().logits, other.predictions().logits)
 
@@ -134,14 +124,14 @@ def test_a_fraction_added_later_lies_on_the_same_curve(finished, reviews, tiny, 
 def test_scoring_again_gives_the_same(finished):
     result, _, _ = finished
     for run in (result.runs[0], result.best):
-        data = pipeline.load_data(pipeline.experiment_of(run), quiet)
+        data = pipeline.load_data(pipeline.experiment_of(run))
         assert pipeline.rescore(data, run) == pytest.approx(run.metrics["score"])
 
 
 def test_other_dev_rows_are_scored_apart(finished, reviews, tiny):
     result, root, _ = finished
     fewer = bertvision.run(
-        train_file=str(reviews), encoder=str(tiny), heads=["learned"], limit_dev=10, root=root, notify=quiet, **FAST
+        train_file=str(reviews), encoder=str(tiny), heads=["learned"], limit_dev=10, root=root, **FAST
     )
     assert fewer.runs[0].directory != result.runs[0].directory
     assert {len(run.predictions()) for run in fewer.runs} == {10}
@@ -156,13 +146,13 @@ def test_the_same_rows_under_other_ids_are_scored_apart(reviews, tiny, tmp_path)
     for dev, head in (("dev.csv", "learned"), ("named.csv", "mean")):
         result = bertvision.run(
             train_file=str(reviews), dev_file=str(tmp_path / dev), encoder=str(tiny), heads=[head],
-            root=tmp_path / "runs", notify=quiet, **settings,
+            root=tmp_path / "runs", **settings,
         )  # fmt: skip
         assert len({tuple(run.predictions().ids) for run in result.runs}) == 1
 
 
 def test_two_processes_on_one_run_are_refused(tiny, reviews, tmp_path):
-    data = pipeline.load_data(make(train_file=str(reviews), encoder=str(tiny), **FAST), quiet)
+    data = pipeline.load_data(make(train_file=str(reviews), encoder=str(tiny), **FAST))
     place = pipeline.finetune(data, tmp_path).directory
     shutil.rmtree(place / "1")
     with file_lock(place / "resume.safetensors", wait=False), pytest.raises(BertVisionError, match="Another process"):
@@ -179,7 +169,6 @@ def test_streamed_and_kept_states_give_the_same(reviews, tiny, tmp_path):
             controls=False,
             states=mode,
             root=tmp_path / mode,
-            notify=quiet,
             **FAST,
         )
         scores.append(result.best.predictions().logits)
@@ -193,12 +182,9 @@ def test_pooled_channel_and_rates(reviews, tiny, tmp_path):
         heads=["learned:pooler_output=true"],
         extra_learning_rates=[1e-1, 1e-4],
         root=tmp_path,
-        notify=quiet,
         **FAST,
     )
-    plain = bertvision.run(
-        train_file=str(reviews), encoder=str(tiny), heads=["mean"], root=tmp_path / "plain", notify=quiet, **FAST
-    )
+    plain = bertvision.run(train_file=str(reviews), encoder=str(tiny), heads=["mean"], root=tmp_path / "plain", **FAST)
     bert, ensemble = result.runs[0], next(run for run in result.runs if run.kind == "ensemble")
     # BERT reads its own last layer, with or without the pooled channel beside it.
     np.testing.assert_allclose(bert.predictions().logits, plain.runs[0].predictions().logits, atol=1e-5)
@@ -228,14 +214,12 @@ def squad(tmp_path_factory):
 @pytest.mark.parametrize("task", ["squad2", "squad2-answerable"])
 def test_squad(task, squad, tiny, tmp_path):
     settings = {**FAST, "max_tokens": 32, "finetune": {"learning_rate": 1e-3, "batch_size": 8}}
-    said = []
     result = bertvision.run(
         task=task,
         data_dir=str(squad),
         encoder=str(tiny),
         heads=["learned", "adapter-skip:size=4"],
         root=tmp_path,
-        notify=said.append,
         **settings,
     )
     primary = {"squad2": "f1", "squad2-answerable": "accuracy"}[task]
@@ -258,7 +242,6 @@ def test_regression(tiny, tmp_path):
         encoder=str(tiny),
         heads=["adapter:size=8,token_pooling=mean"],
         root=tmp_path / "runs",
-        notify=quiet,
         **FAST,
     )
     assert result.best.metrics["primary"] == "pearson"
@@ -285,7 +268,7 @@ def test_a_checkpoint_with_its_own_head_is_bert_at_zero(squad, tmp_path):
         max_tokens=48,
         precision="float32",
     )
-    data = pipeline.load_data(experiment, quiet)
+    data = pipeline.load_data(experiment)
     checkpoints = pipeline.finetune(data, tmp_path / "runs")
     run = pipeline.bert_run(data, pipeline.open_checkpoint(data, checkpoints, 0.0))
     theirs = AutoModelForQuestionAnswering.from_pretrained(place).eval()
@@ -300,7 +283,7 @@ def test_a_checkpoint_with_its_own_head_is_bert_at_zero(squad, tmp_path):
 
 
 def test_validation_is_never_trained_on(reviews, tiny):
-    data = pipeline.load_data(make(train_file=str(reviews), encoder=str(tiny)), quiet)
+    data = pipeline.load_data(make(train_file=str(reviews), encoder=str(tiny)))
     ids = [{example.id for example in split.examples} for split in (data.train, data.validation, data.dev)]
     assert not ids[0] & ids[1] and not ids[0] & ids[2] and not ids[1] & ids[2]
     assert sum(map(len, ids)) == 120
@@ -320,7 +303,6 @@ def test_dev_labels_change_nothing_but_the_final_score(reviews, tiny, tmp_path):
             encoder=str(tiny),
             heads=["learned", "adapter:size=8,token_pooling=max"],
             root=tmp_path / dev.split(".")[0],
-            notify=quiet,
             **FAST,
         )
         found.append(result)
@@ -358,7 +340,7 @@ def test_a_head_refuses_another_backbone(finished, tmp_path):
 
 def test_misspelt_heads_cost_no_fine_tuning(tiny, reviews, tmp_path):
     with pytest.raises(BertVisionError, match="Did you mean 'adapter'"):
-        bertvision.run(train_file=str(reviews), encoder=str(tiny), heads=["adaptor"], root=tmp_path, notify=quiet)
+        bertvision.run(train_file=str(reviews), encoder=str(tiny), heads=["adaptor"], root=tmp_path)
     assert not list(tmp_path.iterdir())
 
 
@@ -390,7 +372,7 @@ def test_given_checkpoints_are_points_of_a_curve(finished, tiny, reviews, tmp_pa
     for fraction in ("0.5", "1"):
         shutil.copytree(place / fraction / "encoder", tmp_path / "checkpoints" / fraction)
     template = str(tmp_path / "checkpoints" / "{fraction}")
-    settings = {"train_file": str(reviews), "encoder": template, "heads": ["learned"], "notify": quiet}
+    settings = {"train_file": str(reviews), "encoder": template, "heads": ["learned"]}
     found = [bertvision.run(root=tmp_path / "runs", seed=seed, **settings, **FAST) for seed in (0, 1)]
     assert found[0].runs[0].primary == result.runs[0].primary and found[0].runs[-1].primary == result.runs[-1].primary
     same = [next(run for run in each.runs if run.name == "learned") for each in (result, found[0])]
@@ -408,7 +390,7 @@ def test_a_head_can_learn_from_a_share_of_the_labels(finished, tiny, reviews):
     assert parts[0] < parts[1] < parts[2] and [len(part) for part in parts] == [9, 43, 86]
     labels = data.train.features.labels[sorted(parts[1])]
     assert abs(labels.mean() - data.train.features.labels.mean()) < 0.02  # in the data's proportions
-    half = bertvision.run(root=root, notify=quiet, labels=0.5, **settings)
+    half = bertvision.run(root=root, labels=0.5, **settings)
     whole = next(run for run in result.runs if run.name == "learned")
     assert half.best.directory != whole.directory and half.best.metrics["seconds"]["finetune"] > 0
     assert half.runs[0].directory == result.runs[0].directory  # the backbone is the same

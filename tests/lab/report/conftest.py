@@ -12,10 +12,6 @@ HOSTILE = "</script><script>document.title='broken'</script><b>bad & awful film<
 FAST = {"train": {"epochs": 3, "learning_rate": 1e-2, "batch_size": 8}, "finetune": {"learning_rate": 1e-3}}
 
 
-def quiet(message: str) -> None:
-    pass
-
-
 @pytest.fixture(scope="session")
 def results(tiny, reviews, tmp_path_factory) -> Path:
     """Runs with results of studies, on data that try to break out of a page."""
@@ -29,7 +25,7 @@ def results(tiny, reviews, tmp_path_factory) -> Path:
     )
     options = StudyOptions(seeds=[0, 1], shares=[0.0, 1.0], epochs=2)
     names = ["curve", "zoo", "ensemble", "less-data", "layer-weights", "head-epochs"]
-    found = list(studies.run(experiment, names, options=options, root=place / "runs", notify=quiet))
+    found = list(studies.run(experiment, names, options=options, root=place / "runs"))
     assert len(found) == len(names)
     return place
 

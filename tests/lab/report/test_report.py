@@ -12,7 +12,7 @@ from bertvision.lab.report import submission, tables
 from bertvision.runs import open_run
 from bertvision.tasks import score_file
 from conftest import squad_json
-from report.conftest import FAST, HOSTILE, quiet
+from report.conftest import FAST, HOSTILE
 
 
 def test_one_file_with_everything_in_it(page):
@@ -89,7 +89,7 @@ def test_glue_submission(tiny, tmp_path):
         "fractions": [1.0],
         "heads": ["learned"],
     }
-    best = bertvision.run(root=tmp_path / "runs", notify=quiet, **settings, **FAST).best
+    best = bertvision.run(root=tmp_path / "runs", **settings, **FAST).best
     [path] = submission.write_submission(best.directory, tmp_path / "out", test)
     assert path.name == "SST-2.tsv"
     rows = [line.split("\t") for line in path.read_text().splitlines()]
@@ -110,7 +110,7 @@ def test_squad_submission_scores_as_the_run_does(tiny, tmp_path):
         "fractions": [1.0],
         "max_tokens": 48,
     }
-    best = bertvision.run(root=tmp_path / "runs", notify=quiet, heads=["learned"], **settings, **FAST).best
+    best = bertvision.run(root=tmp_path / "runs", heads=["learned"], **settings, **FAST).best
     for file in (None, tmp_path / "dev-v2.0.json"):
         predictions, chances = submission.write_submission(best.directory, tmp_path / "out", file)
         scored = score_file(tmp_path / "dev-v2.0.json", predictions)

@@ -22,10 +22,6 @@ QUICK = {"fractions": [0.5], "finetune": {"learning_rate": 1e-3}, "controls": Fa
 SPACE = ["learning_rate=[1e-3,3e-2]", "epochs=[2,4]", "size=[4,8]"]
 
 
-def quiet(message: str) -> None:
-    pass
-
-
 def told(found) -> list[dict]:
     """The history without what depends on the clock."""
     return [{key: value for key, value in row.items() if key != "seconds"} for row in found.history]
@@ -39,7 +35,7 @@ def experiment(tiny, reviews):
 @pytest.fixture(scope="module")
 def found(experiment, tmp_path_factory):
     root = tmp_path_factory.mktemp("search")
-    return search(experiment, trials=12, together=4, space=SPACE, root=root, notify=quiet)
+    return search(experiment, trials=12, together=4, space=SPACE, root=root)
 
 
 def test_the_best_is_refitted_and_written_down(found, tmp_path):
@@ -53,30 +49,30 @@ def test_the_best_is_refitted_and_written_down(found, tmp_path):
     assert sum(record["importance"].values()) == pytest.approx(1)
     assert "| learning_rate |" in (found.directory / "search.md").read_text()
     # Elsewhere, from the file alone.
-    again = pipeline.run(config.load(found.file), root=tmp_path, notify=quiet)
+    again = pipeline.run(config.load(found.file), root=tmp_path)
     assert again.best.metrics["score"] == run.metrics["score"] and again.best.validation_score == run.validation_score
     np.testing.assert_array_equal(again.best.predictions().logits, run.predictions().logits)
 
 
 def test_the_same_search_finds_the_same(found, experiment, tmp_path):
-    again = search(experiment, trials=12, together=4, space=SPACE, root=tmp_path, notify=quiet)
+    again = search(experiment, trials=12, together=4, space=SPACE, root=tmp_path)
     assert told(again) == told(found)
 
 
 def test_a_finished_search_trains_nothing_and_more_trials_go_on(found, experiment, monkeypatch):
     root = found.directory.parents[2]
     monkeypatch.setattr(TrialRunner, "train", lambda *a, **k: pytest.fail("trained again"))
-    again = search(experiment, trials=12, together=4, space=SPACE, root=root, notify=quiet)
+    again = search(experiment, trials=12, together=4, space=SPACE, root=root)
     assert again.history == found.history
     monkeypatch.undo()
-    more = search(experiment, trials=14, together=4, space=SPACE, root=root, notify=quiet)
+    more = search(experiment, trials=14, together=4, space=SPACE, root=root)
     assert len(more.history) == 14 and more.history[:12] == found.history
 
 
 def test_trained_together_or_alone_is_the_same(experiment, tmp_path):
     found = [
-        search(experiment, trials=4, together=4, space=SPACE, root=tmp_path / "a", notify=quiet),
-        search(experiment, trials=4, together=1, space=SPACE, root=tmp_path / "b", notify=quiet),
+        search(experiment, trials=4, together=4, space=SPACE, root=tmp_path / "a"),
+        search(experiment, trials=4, together=1, space=SPACE, root=tmp_path / "b"),
     ]
     assert [row["by_epoch"] for row in found[0].history] == [row["by_epoch"] for row in found[1].history]
 
@@ -90,7 +86,7 @@ def test_dev_labels_change_nothing_but_the_final_score(reviews, tiny, tmp_path):
         (tmp_path / f"{name}.csv").write_text("\n".join([lines[0], *rows]) + "\n")
         files = {"train_file": str(tmp_path / "train.csv"), "dev_file": str(tmp_path / f"{name}.csv")}
         made = make(**files, encoder=str(tiny), **QUICK)
-        results.append(search(made, trials=6, together=3, space=SPACE, root=tmp_path / name, notify=quiet))
+        results.append(search(made, trials=6, together=3, space=SPACE, root=tmp_path / name))
     one, other = results
     assert told(one) == told(other) and one.setting == other.setting
     np.testing.assert_array_equal(one.runs[0].predictions().logits, other.runs[0].predictions().logits)
@@ -98,15 +94,15 @@ def test_dev_labels_change_nothing_but_the_final_score(reviews, tiny, tmp_path):
 
 
 def test_trials_do_not_have_dev(experiment, tmp_path):
-    whole = load_data(experiment, quiet)
-    runner = TrialRunner(experiment, None, [0], tmp_path, quiet)
+    whole = load_data(experiment)
+    runner = TrialRunner(experiment, None, [0], tmp_path)
     splits = runner.data.train, runner.data.validation, runner.data.dev
     held = {row.id for split in splits for row in split.examples}
     assert not held & {row.id for row in whole.dev.examples}
 
 
 def test_seeds_are_repeated(experiment, tmp_path):
-    found = search(experiment, trials=3, seeds=2, space=SPACE, root=tmp_path, notify=quiet)
+    found = search(experiment, trials=3, seeds=2, space=SPACE, root=tmp_path)
     for row in found.history:
         assert len(row["scores"]) == 2 and row["validation"] == pytest.approx(np.mean(row["scores"]))
     assert [run.experiment["settings"]["seed"] for run in found.runs] == [0, 1]
@@ -121,7 +117,7 @@ def test_fractions_and_heads_are_searched(experiment, tmp_path):
         fractions=[0.0, 0.5],
         controls=False,
     )
-    found = search(made, trials=10, together=10, space=SPACE, root=tmp_path, notify=quiet)
+    found = search(made, trials=10, together=10, space=SPACE, root=tmp_path)
     tried = [row["setting"] for row in found.history]
     assert {each["fraction"] for each in tried} == {0.0, 0.5}
     assert {each["head"].split(":")[0] for each in tried} == {"learned", "adapter", "last"}
@@ -131,7 +127,7 @@ def test_fractions_and_heads_are_searched(experiment, tmp_path):
 
 
 def test_bert_is_searched_with_the_same_budget(experiment, tmp_path):
-    found = search(experiment, what="bert", trials=3, space=["epochs=[1,2]"], root=tmp_path, notify=quiet)
+    found = search(experiment, what="bert", trials=3, space=["epochs=[1,2]"], root=tmp_path)
     assert len(found.history) == 3 and not found.setting.head
     (run,) = found.runs
     # The trial and the fine-tuning that is kept are the same, step by step.
@@ -145,7 +141,7 @@ def test_spans(tiny, tmp_path):
     for split, articles, seed in (("train", 8, 0), ("dev", 3, 1)):
         (tmp_path / f"{split}-v2.0.json").write_text(json.dumps(squad_json(articles, 4, seed)))
     made = make(task="squad2", data_dir=str(tmp_path), encoder=str(tiny), max_tokens=32, **QUICK)
-    found = search(made, trials=3, space=SPACE, root=tmp_path / "runs", notify=quiet)
+    found = search(made, trials=3, space=SPACE, root=tmp_path / "runs")
     assert all("token_pooling" not in row["params"] for row in found.history)
     assert found.runs[0].validation_score[0] == pytest.approx(found.validation)
 
@@ -154,18 +150,18 @@ def test_failed_trials_are_recorded_and_the_search_goes_on(experiment, tmp_path)
     """A trillion numbers fit into no memory, and 1e30 is no learning rate; what trains beside them is not harmed."""
     made = config.replace(experiment, heads=["adapter"])
     space = ["size=[4,1000000000000]", "learning_rate=[1e-3,1e-2]", "epochs=[2,2]"]
-    found = search(made, trials=8, together=4, space=space, root=tmp_path, notify=quiet)
+    found = search(made, trials=8, together=4, space=space, root=tmp_path)
     failed = [row for row in found.history if row["state"] == "fail"]
     assert 0 < len(failed) < 8 and all("alloc" in row["failed"] for row in failed)
     assert {row["params"]["size"] for row in failed} == {10**12}
     assert f"Trial {failed[0]['number']} failed: " in (found.directory / "search.md").read_text()
     with pytest.raises(BertVisionError, match="Every trial failed. The first said: its loss became"):
-        search(made, trials=2, space=["learning_rate=[1e30,1e30]", "size=[4]"], root=tmp_path, notify=quiet)
+        search(made, trials=2, space=["learning_rate=[1e30,1e30]", "size=[4]"], root=tmp_path)
 
 
 def test_poor_trials_are_given_up(experiment, tmp_path):
     made = config.replace(experiment, heads=["adapter"], head_fractions=[0.5])
-    runner = TrialRunner(made, Space(), [0, 1], tmp_path, quiet)
+    runner = TrialRunner(made, Space(), [0, 1], tmp_path)
     runner.make(tmp_path)
     settings = [Setting(head=head, fraction=0.5, learning_rate=1e-4, epochs=4) for head in ("learned", "mean")]
     high, low, alone = (runner.train(settings, [at] * 2) for at in ([-math.inf, 101.0], [-math.inf, 0.0], []))
@@ -191,17 +187,18 @@ def tell(study, curve):
     study.tell(trial, curve[-1])
 
 
-def test_a_shard_is_drawn_at_random(tiny, tmp_path):
+def test_a_shard_is_drawn_at_random(tiny, tmp_path, messages):
     (tmp_path / "SST-2").mkdir()
     for split, rows in (("train", 400), ("dev", 20)):
         lines = [f"the {'good' if i % 2 else 'bad'} film {'a ' * (i % 5)}\t{i % 2}" for i in range(rows)]
         (tmp_path / "SST-2" / f"{split}.tsv").write_text("sentence\tlabel\n" + "\n".join(lines) + "\n")
     made = make(task="sst2", data_dir=str(tmp_path), encoder=str(tiny), **QUICK)
-    said = []
-    found = search(made, trials=1, space=SPACE, root=tmp_path / "runs", notify=said.append)
-    assert any("random 10% of sst2" in each for each in said) and any("360 rows to train on" in each for each in said)
+    found = search(made, trials=1, space=SPACE, root=tmp_path / "runs")
+    assert any("random 10% of sst2" in each for each in messages) and any(
+        "360 rows to train on" in each for each in messages
+    )
     assert found.experiment.data.shard == 1  # the best is fitted on all of it
-    sharded = load_data(config.replace(made, data=config.replace(made.data, shard=0.1)), quiet)
+    sharded = load_data(config.replace(made, data=config.replace(made.data, shard=0.1)))
     ids = sorted(int(row.id.split("-")[-1]) for split in (sharded.train, sharded.validation) for row in split.examples)
     assert len(ids) == 40 and ids != list(range(40)) and ids[-1] > 200
 
@@ -223,12 +220,12 @@ def test_a_shard_is_drawn_at_random(tiny, tmp_path):
 )
 def test_mistakes_get_a_sentence_and_cost_no_fine_tuning(experiment, tmp_path, changes, words):
     with pytest.raises(BertVisionError, match=words):
-        search(experiment, **({"trials": 1, "root": tmp_path, "notify": quiet} | changes))
+        search(experiment, **({"trials": 1, "root": tmp_path} | changes))
     assert not list(tmp_path.rglob("checkpoint.json"))
 
 
 def test_the_default_is_tried_first(experiment, tmp_path):
-    found = search(experiment, trials=1, root=tmp_path, notify=quiet)
+    found = search(experiment, trials=1, root=tmp_path)
     assert found.setting == Setting(
         head="adapter:dropout=0.0,layers=all,members=3,size=32,token_pooling=max",
         fraction=0.5,

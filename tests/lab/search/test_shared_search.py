@@ -33,7 +33,7 @@ def logged(self, todo, bars):
     return outcomes
 
 trials.Bench.train = logged
-found = search(make(**settings.pop("experiment")), notify=lambda message: None, **settings)
+found = search(make(**settings.pop("experiment")), **settings)
 print(json.dumps({"validation": found.validation, "score": found.runs[0].primary, "history": found.history}))
 """
 
@@ -81,8 +81,8 @@ def test_two_processes_never_run_the_same_trial(tiny, reviews, tmp_path):
 
 def test_killed_and_resumed_without_losing_finished_trials(tiny, reviews, tmp_path):
     url, log = f"sqlite:///{tmp_path}/shared.db", tmp_path / "log"
-    made, notify = make(**settings(tiny, reviews)), lambda message: None
-    calm = search(made, trials=TRIALS, together=2, root=tmp_path / "calm", notify=notify)
+    made = make(**settings(tiny, reviews))
+    calm = search(made, trials=TRIALS, together=2, root=tmp_path / "calm")
     known: dict[int, tuple] = {}
     for kill_after in (1, 5):
         process = start(tmp_path / "runs", log, settings(tiny, reviews), 0.5, together=2, storage=url)

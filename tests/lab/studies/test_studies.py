@@ -22,10 +22,6 @@ FAST = {
 OPTIONS = StudyOptions(seeds=[0, 1], shares=[0.0, 0.3, 1.0], epochs=3, to=["rotten-tomatoes", "mrpc"], examples=[0, 12])
 
 
-def quiet(message: str) -> None:
-    pass
-
-
 @pytest.fixture(scope="module")
 def root(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("runs")
@@ -41,7 +37,7 @@ def task_for(name: str) -> str:
 
 def run(name: str, root: Path, data: Path, tiny: Path, task: str = "", **changes) -> Result:
     settings = experiment(task or task_for(name), data, tiny)
-    [result] = studies.run(replace(settings, **changes), [name], options=OPTIONS, root=root, notify=quiet)
+    [result] = studies.run(replace(settings, **changes), [name], options=OPTIONS, root=root)
     return result
 
 
@@ -128,12 +124,12 @@ def test_studies_that_do_not_suit_say_so(root, data, tiny):
     with pytest.raises(BertVisionError, match="has one text"):
         run("context-length", root, data, tiny, task="sst2")
     with pytest.raises(BertVisionError, match="Did you mean 'curve'"):
-        list(studies.run(experiment("sst2", data, tiny), ["curv"], options=OPTIONS, root=root, notify=quiet))
+        list(studies.run(experiment("sst2", data, tiny), ["curv"], options=OPTIONS, root=root))
     with pytest.raises(BertVisionError, match="different seeds"):
         list(studies.run(experiment("sst2", data, tiny), ["curve"], options=StudyOptions(seeds=[1, 1]), root=root))
     with pytest.raises(BertVisionError, match="needs the tasks to go to"):
         options = replace(OPTIONS, to=[])
-        list(studies.run(experiment("sst2", data, tiny), ["transfer"], options=options, root=root, notify=quiet))
+        list(studies.run(experiment("sst2", data, tiny), ["transfer"], options=options, root=root))
 
 
 def test_all_means_those_that_suit(root, data, tiny):

@@ -10,6 +10,7 @@ Each step is skipped if its result is already on disk:
         results-<8 hex>.json, .md   the comparison
 """
 
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,17 +20,17 @@ from typing import Any
 from bertvision import distributed
 from bertvision.files import value_hash, write_json
 from bertvision.lab.experiment import Experiment, make, merge
-from bertvision.lab.pipeline.data import ExperimentData, Notify, dev_examples, find_task, load_data
+from bertvision.lab.pipeline.data import ExperimentData, dev_examples, find_task, load_data
 from bertvision.lab.pipeline.evaluation import bert_run, ensemble, rescore
 from bertvision.lab.pipeline.finetuning import Checkpoint, CheckpointSet, finetune, open_checkpoint
 from bertvision.lab.pipeline.head_training import evaluate_at, train_heads
 from bertvision.lab.pipeline.multitask import finetune_multitask, run_multitask
-from bertvision.progress import say
 from bertvision.runs import Run
+
+logger = logging.getLogger(__name__)
 
 __all__ = [
     "Comparison",
-    "Notify",
     "Checkpoint",
     "ExperimentData",
     "CheckpointSet",
@@ -62,19 +63,17 @@ class Comparison:
     file: Path
 
 
-def run(
-    experiment: Experiment | None = None, *, root: str | Path = "runs", notify: Notify = say, **settings: Any
-) -> Comparison:
+def run(experiment: Experiment | None = None, *, root: str | Path = "runs", **settings: Any) -> Comparison:
     """From text to a scored, ensembled result: run(task="mrpc"), or run(train_file="mine.csv", label="stars")."""
     experiment = experiment or make(**settings)
     head_fractions = experiment.head_fractions or [min(experiment.fractions)]
     experiment = replace(
         experiment, head_fractions=head_fractions, fractions=sorted({*experiment.fractions, *head_fractions})
     )
-    data = load_data(experiment, notify)
+    data = load_data(experiment)
     experiment = data.experiment
     counts = [len(split.examples) for split in (data.train, data.validation, data.dev)]
-    notify(
+    logger.info(
         f"{data.task.name}: {counts[0]:,} rows to train on, {counts[1]:,} to choose on, {counts[2]:,} to score, "
         f"from {data.source}."
     )
@@ -83,7 +82,7 @@ def run(
     best: Run | None = None
     for fraction in checkpoints.fractions:
         checkpoint = open_checkpoint(data, checkpoints, fraction)
-        trained = train_heads(data, checkpoint, notify) if fraction in experiment.head_fractions else []
+        trained = train_heads(data, checkpoint) if fraction in experiment.head_fractions else []
         bert = bert_run(data, checkpoint)
         found += [bert, *trained]
         if trained:

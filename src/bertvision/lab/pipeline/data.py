@@ -1,7 +1,8 @@
 """From text to tokens: load the data, hold out validation, tokenize. Everything but the backbone's weights."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+import logging
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,18 +14,17 @@ from bertvision import devices, heads
 from bertvision.encoders import Encoder, load_encoder_info
 from bertvision.errors import BertVisionError, lookup
 from bertvision.lab.experiment import Experiment, TrainingConfig
-from bertvision.progress import say
 from bertvision.states import FORMATS, MODES, TokenBatches
 from bertvision.tasks import TASKS, DataRequest, Example, Task, draw_nested, task_from_files
 from bertvision.training import predict
 from bertvision.types import Batches, Features, HeadShape, Predictions
 
+logger = logging.getLogger(__name__)
+
 EVAL_ROWS = 64
 EVAL_TOKENS = {"cpu": 1024}  # with padding; more is no faster and takes more memory
 EVAL_TOKENS_ELSEWHERE = 4096
 EVAL_BYTES = 128 * 1024**2  # of all layers at once; several batches are under way when they are stored
-
-Notify = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class ExperimentData:
         return predict(models, batches, split.features.ids, offsets, label=label)
 
 
-def find_task(experiment: Experiment, notify: Notify = say) -> Task:
+def find_task(experiment: Experiment) -> Task:
     """Return the task of the table, or make one of the user's own files."""
     data = experiment.data
     if data.train_file:
@@ -121,14 +121,13 @@ def find_task(experiment: Experiment, notify: Notify = say) -> Task:
             label=data.label,
             kind=data.kind,
             name=experiment.task,
-            notify=notify,
         )
     if not experiment.task:
         raise BertVisionError("Name a task (`bertvision tasks` lists them), or your own data with --train-file FILE.")
     return lookup(TASKS, experiment.task, "task")
 
 
-def load_data(experiment: Experiment, notify: Notify = say) -> ExperimentData:
+def load_data(experiment: Experiment) -> ExperimentData:
     """Load the data, hold out validation before anything is trained, and tokenize."""
     for spec in experiment.heads + [experiment.auxiliary_head] * bool(experiment.auxiliary_head):
         heads.parse(spec)  # a misspelt name should not cost a fine-tuning
@@ -138,7 +137,7 @@ def load_data(experiment: Experiment, notify: Notify = say) -> ExperimentData:
         raise BertVisionError(
             f"labels is a share of the training rows, above 0 and at most 1; got {experiment.labels:g}."
         )
-    task = find_task(experiment, notify)
+    task = find_task(experiment)
     _check_texts(experiment, task)
     precision = devices.resolve_precision(experiment.precision)
     auxiliary_head = heads.canonical(experiment.auxiliary_head or heads.AUXILIARY_HEADS[task.kind])
@@ -146,7 +145,7 @@ def load_data(experiment: Experiment, notify: Notify = say) -> ExperimentData:
     experiment = replace(experiment, heads=trained, auxiliary_head=auxiliary_head, precision=precision)
     wanted = experiment.data
     reading = load_encoder_info(experiment.encoder_at(min(experiment.fractions)))
-    request = DataRequest(data_dir=wanted.data_dir, source=wanted.source, notify=notify)
+    request = DataRequest(data_dir=wanted.data_dir, source=wanted.source)
     data = task.load(request)
     share = max(2, round(wanted.shard * len(data.train))) if wanted.shard < 1 else 0
     train = task.sample(data.train, wanted.limit or share, wanted.split_seed)
@@ -157,7 +156,7 @@ def load_data(experiment: Experiment, notify: Notify = say) -> ExperimentData:
     dev = task.sample(data.dev, wanted.limit_dev, wanted.split_seed)
     max_tokens = min(wanted.max_tokens or task.max_tokens, reading.max_tokens)
     if wanted.max_tokens > max_tokens:
-        notify(f"{experiment.encoder} reads {max_tokens} tokens at most; longer inputs are cut there.")
+        logger.info(f"{experiment.encoder} reads {max_tokens} tokens at most; longer inputs are cut there.")
     finetune, head = experiment.finetune, experiment.train
     own = finetune.learning_rate or reading.learning_rate or task.learning_rate
     finetune = replace(finetune, learning_rate=own, batch_size=finetune.batch_size or task.batch_size)
@@ -195,11 +194,11 @@ def _check_texts(experiment: Experiment, task: Task) -> None:
             )
 
 
-def dev_examples(experiment: Experiment, notify: Notify = say) -> list[Example]:
+def dev_examples(experiment: Experiment) -> list[Example]:
     """Return the rows that an experiment is scored on, without tokenizing anything."""
     wanted = experiment.data
-    task = find_task(experiment, notify)
-    data = task.load(DataRequest(data_dir=wanted.data_dir, source=wanted.source, notify=notify))
+    task = find_task(experiment)
+    data = task.load(DataRequest(data_dir=wanted.data_dir, source=wanted.source))
     return task.sample(data.dev, wanted.limit_dev, wanted.split_seed)
 
 

@@ -26,7 +26,6 @@ from bertvision.files import atomic_directory, file_lock, load_tensors, read_jso
 from bertvision.heads import BertHead, build_head, set_training_precision
 from bertvision.lab.experiment import FRACTION, Experiment, TrainingConfig
 from bertvision.lab.pipeline.data import ExperimentData, fingerprint
-from bertvision.progress import say
 from bertvision.runs import slug
 from bertvision.states import ComputedStates, TokenBatches
 from bertvision.training import Loss, fit
@@ -143,7 +142,6 @@ def train_encoder(
             fingerprint=place.name,
             scale_loss=experiment.precision == "float16",
             label=label,
-            notify=say,
         )["bert"]
     distributed.barrier()
     resume.unlink(missing_ok=True)

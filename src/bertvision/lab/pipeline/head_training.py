@@ -15,19 +15,16 @@ from bertvision import distributed, heads
 from bertvision.errors import BertVisionError
 from bertvision.files import file_lock, value_hash
 from bertvision.heads import LayerSelect, build_for, last_layer_only, set_training_precision, training_dtype, view_of
-from bertvision.lab.pipeline.data import ExperimentData, Notify, fingerprint
+from bertvision.lab.pipeline.data import ExperimentData, fingerprint
 from bertvision.lab.pipeline.evaluation import bert_run, finish, validation_scores
 from bertvision.lab.pipeline.finetuning import Checkpoint
 from bertvision.lab.pipeline.states import states
-from bertvision.progress import say
 from bertvision.runs import Run, is_finished, slug
 from bertvision.training import TrainState, fit
 from bertvision.types import HeadShape, StateView
 
 
-def train_heads(
-    data: ExperimentData, checkpoint: Checkpoint, notify: Notify = say, *, start: Run | None = None
-) -> list[Run]:
+def train_heads(data: ExperimentData, checkpoint: Checkpoint, *, start: Run | None = None) -> list[Run]:
     """Train every head and control on one pass over the states of a fraction; skip those already there.
 
     With `start`, heads begin with the weights of that run's head, where shapes agree; its read-out is left out if it
@@ -41,7 +38,7 @@ def train_heads(
         # Killed while the finished heads were being written: their saved state is of all of them.
         everyone = list(specs)
         killed = distributed.broadcast_decision(_resume(data, checkpoint, everyone, start).exists())
-        _train(data, checkpoint, everyone if killed else missing, specs, places, notify, start)
+        _train(data, checkpoint, everyone if killed else missing, specs, places, start)
     return [Run(places[spec]) for spec in specs if is_finished(places[spec])]
 
 
@@ -51,7 +48,6 @@ def _train(
     todo: list[str],
     specs: Mapping[str, str],
     places: Mapping[str, Path],
-    notify: Notify,
     start: Run | None,
 ) -> None:
     experiment = data.experiment
@@ -66,9 +62,9 @@ def _train(
                 warm_start(head, start, data.task.describe())
             configs[f"{spec}@{rate:g}"] = replace(data.heads, learning_rate=rate)
     began = time.perf_counter()
-    validation = states(data, checkpoint, "validation", view, data.ordered(data.validation), notify)
+    validation = states(data, checkpoint, "validation", view, data.ordered(data.validation))
     shuffled = data.shuffled(data.heads, labels=experiment.labels)
-    train = states(data, checkpoint, "train", view, shuffled, notify, training_dtype(models.values()))
+    train = states(data, checkpoint, "train", view, shuffled, training_dtype(models.values()))
     reading = time.perf_counter() - began
 
     resume = _resume(data, checkpoint, todo, start)
@@ -83,7 +79,6 @@ def _train(
             resume=resume,
             fingerprint=resume.stem,
             label=f"train {len(models)} heads" if len(models) > 1 else f"train {todo[0]}",
-            notify=notify,
         )
     chosen = {spec: _best_rate(train_states, spec, rates) for spec in todo}
     alive = {spec: train_state for spec, train_state in chosen.items() if train_state is not None}
@@ -92,7 +87,7 @@ def _train(
     final = {spec: train_state.model for spec, train_state in alive.items()}
     layers = checkpoint.encoder.layers
     final["bert"] = LayerSelect(checkpoint.last, [layers - 1]).through(view, layers)  # free
-    dev = states(data, checkpoint, "dev", view, data.ordered(data.dev), notify)
+    dev = states(data, checkpoint, "dev", view, data.ordered(data.dev))
     batches = {"validation": validation, "dev": dev}
     found = {
         name: data.predict(final, batches[name], split, f"heads on {name}") for name, split in data.held_out.items()
@@ -120,7 +115,7 @@ def _train(
     resume.unlink(missing_ok=True)
 
 
-def evaluate_at(data: ExperimentData, runs: Sequence[Run], checkpoint: Checkpoint, notify: Notify = say) -> list[Run]:
+def evaluate_at(data: ExperimentData, runs: Sequence[Run], checkpoint: Checkpoint) -> list[Run]:
     """Score trained heads on the states of another point; thresholds and the like are chosen there anew."""
     dev = fingerprint(data.dev)
     places = [
@@ -136,7 +131,7 @@ def evaluate_at(data: ExperimentData, runs: Sequence[Run], checkpoint: Checkpoin
         label = f"{len(models)} heads" if len(models) > 1 else next(iter(alike.values())).name
         found = {}
         for name, split in data.held_out.items():
-            batches = states(data, checkpoint, name, view, data.ordered(split), notify)
+            batches = states(data, checkpoint, name, view, data.ordered(split))
             found[name] = data.predict(models, batches, split, f"{label} on {name}")
         for place, run in alike.items():
             # It cost what its own training cost; the states it reads now cost what their backbone did.

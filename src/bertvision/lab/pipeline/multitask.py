@@ -13,7 +13,7 @@ from bertvision.encoders import Encoder, EncoderWithHead, weights_hash
 from bertvision.errors import BertVisionError
 from bertvision.files import value_hash, write_json
 from bertvision.lab.experiment import Experiment
-from bertvision.lab.pipeline.data import ExperimentData, Notify, fingerprint, load_data
+from bertvision.lab.pipeline.data import ExperimentData, fingerprint, load_data
 from bertvision.lab.pipeline.evaluation import bert_run
 from bertvision.lab.pipeline.finetuning import (
     CheckpointSet,
@@ -24,7 +24,6 @@ from bertvision.lab.pipeline.finetuning import (
     train_encoder,
 )
 from bertvision.lab.pipeline.head_training import train_heads
-from bertvision.progress import say
 from bertvision.runs import Run, slug
 from bertvision.states import TokenBatches
 from bertvision.types import Batch
@@ -94,13 +93,13 @@ class Member:
     checkpoints: CheckpointSet
 
 
-def finetune_multitask(experiments: Sequence[Experiment], root: Path, notify: Notify = say) -> list[Member]:
+def finetune_multitask(experiments: Sequence[Experiment], root: Path) -> list[Member]:
     """Fine-tune one backbone on all tasks; keep it at every fraction of an epoch over all their examples."""
     first = experiments[0]
     names = [experiment.task for experiment in experiments]
     if first.given or len(set(names)) < len(names) or len(names) < 2:
         raise BertVisionError(f"A shared backbone needs two or more different tasks to be fine-tuned on, got {names}.")
-    members = [load_data(experiment, notify) for experiment in experiments]
+    members = [load_data(experiment) for experiment in experiments]
     loaded = load(members[0], first.encoder)
     fractions = sorted(set(first.fractions))
     optim = replace(members[0].finetune, epochs=max(fractions))
@@ -145,16 +144,16 @@ def finetune_multitask(experiments: Sequence[Experiment], root: Path, notify: No
     return found
 
 
-def run_multitask(experiments: Sequence[Experiment], root: Path, notify: Notify = say) -> dict[str, list[Run]]:
+def run_multitask(experiments: Sequence[Experiment], root: Path) -> dict[str, list[Run]]:
     """Fine-tune one backbone for all tasks and train heads of each on it; return every task's runs."""
     head_fractions = experiments[0].head_fractions or [min(experiments[0].fractions)]
     fractions = sorted({*experiments[0].fractions, *head_fractions})
     experiments = [replace(each, head_fractions=head_fractions, fractions=fractions) for each in experiments]
     found: dict[str, list[Run]] = {}
-    for member in finetune_multitask(experiments, root, notify):
+    for member in finetune_multitask(experiments, root):
         runs = found.setdefault(member.data.task.name, [])
         for fraction in fractions:
             checkpoint = open_checkpoint(member.data, member.checkpoints, fraction)
-            trained = train_heads(member.data, checkpoint, notify) if fraction in head_fractions else []
+            trained = train_heads(member.data, checkpoint) if fraction in head_fractions else []
             runs += [bert_run(member.data, checkpoint), *trained]
     return found

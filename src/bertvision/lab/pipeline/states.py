@@ -10,7 +10,7 @@ import torch
 from bertvision import memory
 from bertvision.encoders import tokenizer_hash
 from bertvision.files import value_hash
-from bertvision.lab.pipeline.data import ExperimentData, Notify, Split, fingerprint
+from bertvision.lab.pipeline.data import ExperimentData, Split, fingerprint
 from bertvision.lab.pipeline.finetuning import Checkpoint
 from bertvision.states import RowTable, StateRequest, TokenBatches, open_states
 from bertvision.types import Batches, StateView
@@ -22,7 +22,6 @@ def states(
     name: str,
     view: StateView,
     tokens: TokenBatches,
-    notify: Notify,
     dtype: torch.dtype = torch.float32,
 ) -> Batches:
     """Return the states of a split in the order of `tokens`: kept, streamed or stored."""
@@ -30,7 +29,7 @@ def states(
     mode = data.experiment.states
     if name == "dev" and mode in ("auto", "store") and not wanted.found():
         mode = "stream"  # it is read once
-    found = open_states(mode, wanted, tokens, notify, dtype)
+    found = open_states(mode, wanted, tokens, dtype)
     memory.trim_memory()
     return found
 

@@ -33,7 +33,7 @@ def misclassified(results: Sequence[Result]) -> Iterator[dict[str, Any]]:
 
 def compare(bert: Run, head: Run) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Return examples that either model got wrong, those on which they disagree first, and how many of each kind."""
-    data = pipeline.load_data(pipeline.experiment_of(head), lambda message: None)
+    data = pipeline.load_data(pipeline.experiment_of(head))
     task, dev = data.task, data.dev
     shown = [task.present(run.predictions(), dev.features, run.metrics["settings"]) for run in (bert, head)]
     right = [task.right(run.outcomes()) for run in (bert, head)]

@@ -62,7 +62,7 @@ def _squad(run: Run, predictor: TrainedModel, out: Path, file: Path | None) -> l
         dev = pipeline.load_data(pipeline.experiment_of(run)).dev
         shown = predictor.task.present(run.predictions(), dev.features, run.metrics["settings"])
     else:
-        examples = predictor.task.read(file, lambda message: None)
+        examples = predictor.task.read(file)
         answers = predictor.predict([{"question": e.texts[0], "context": e.texts[1]} for e in examples])
         shown = dict(zip((example.id for example in examples), answers, strict=True))
     texts = {id: answer["answer"] for id, answer in shown.items()}

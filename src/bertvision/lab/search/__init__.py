@@ -7,6 +7,7 @@ runs/<task>/<backbone>/search-<what>-<8 hex>/
     search.json     the same for programs, with the final score; written last
 """
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -22,13 +23,14 @@ from bertvision.heads import canonical, select_layers
 from bertvision.lab import cluster, pipeline
 from bertvision.lab.experiment import Experiment, overlay
 from bertvision.lab.experiment import check as check_settings
-from bertvision.lab.pipeline import Comparison, Notify, find_task
+from bertvision.lab.pipeline import Comparison, find_task
 from bertvision.lab.search import history
 from bertvision.lab.search.space import CANDIDATES, BertSpace, Setting, Space, check, suggest, usual
 from bertvision.lab.search.study import POLL, at_work, best, draw, open_study, others_at_work, tell
 from bertvision.lab.search.trials import TrialRunner
-from bertvision.progress import say
 from bertvision.runs import Run, slug
+
+logger = logging.getLogger(__name__)
 
 __all__ = ["BertSpace", "SearchResult", "Setting", "Space", "search"]
 
@@ -77,7 +79,6 @@ def search(
     together: int = TOGETHER,
     address: str = "",
     root: str | Path = "runs",
-    notify: Notify = say,
 ) -> SearchResult:
     """Search for the settings of a head (or of BERT alone) that validation prefers, then score them on dev.
 
@@ -91,10 +92,10 @@ def search(
         raise BertVisionError("A search shares its work by itself: start it several times, not in a group.")
     cluster.check_address(address)
     base = _base(experiment, what)
-    tried = _sharded(base, shard, notify)
+    tried = _sharded(base, shard)
     numbers = list(range(base.seed, base.seed + seeds))
     where: Space | BertSpace = overlay(lookup(SPACES, what, "model to search for")(), space)
-    runner = TrialRunner(tried, where if isinstance(where, Space) else None, numbers, Path(root), notify)
+    runner = TrialRunner(tried, where if isinstance(where, Space) else None, numbers, Path(root))
     known: Any = {"usual_rate": runner.data.finetune.learning_rate, "kind": runner.data.task.kind}
     where = check(where, **known)
     if isinstance(where, Space):
@@ -126,9 +127,9 @@ def search(
             outcomes = train([each.setting for each in drawn], [each.pruning_thresholds for each in drawn])
             for each, outcome in zip(drawn, outcomes, strict=True):
                 tell(study, each.trial, each.setting, outcome)
-        _report(study, trials, notify)
+        _report(study, trials)
     with file_lock(place / "final", wait=True):
-        return _finish(study, base, numbers, place, Path(root), notify)
+        return _finish(study, base, numbers, place, Path(root))
 
 
 def _base(experiment: Experiment, what: str) -> Experiment:
@@ -136,45 +137,43 @@ def _base(experiment: Experiment, what: str) -> Experiment:
     if what != "head":
         return experiment
     at = sorted(set(experiment.head_fractions or experiment.fractions))
-    heads = experiment.heads or CANDIDATES[find_task(experiment, lambda message: None).kind]
+    heads = experiment.heads or CANDIDATES[find_task(experiment).kind]
     heads = [canonical(spec) for spec in heads]
     # On disk the states outlive the process, are shared with others, and are the same for whoever runs best.toml.
     mode = "store" if experiment.states == "auto" else experiment.states
     return replace(experiment, heads=heads, fractions=at, head_fractions=at, extra_learning_rates=[], states=mode)
 
 
-def _sharded(experiment: Experiment, shard: float, notify: Notify) -> Experiment:
+def _sharded(experiment: Experiment, shard: float) -> Experiment:
     """Search on a random part of a large task."""
     data = experiment.data
     if not shard and data.shard == 1 and not data.limit:
         shard = SHARDED.get(experiment.task, 0.0) if not data.train_file else 0.0
         if shard:
-            notify(f"Searching on a random {shard:.0%} of {experiment.task}; --shard 1 takes all of it.")
+            logger.info(f"Searching on a random {shard:.0%} of {experiment.task}; --shard 1 takes all of it.")
     return check_settings(replace(experiment, data=replace(data, shard=shard))) if shard else experiment
 
 
-def _report(study: Any, trials: int, notify: Notify) -> None:
+def _report(study: Any, trials: int) -> None:
     done = history.rows(study)
     complete = [row for row in done if row["validation"] is not None]
     ended = sum(row["state"] not in ("running", "waiting") for row in done)
     if complete:
         top = best(study)
         said = Setting(**top.user_attrs["setting"]).describe()
-        notify(f"{ended} of {trials} trials; best on validation {top.value:.2f}: {said}.")
+        logger.info(f"{ended} of {trials} trials; best on validation {top.value:.2f}: {said}.")
     else:
-        notify(f"{ended} of {trials} trials, none finished yet.")
+        logger.info(f"{ended} of {trials} trials, none finished yet.")
 
 
-def _finish(
-    study: Any, base: Experiment, seeds: Sequence[int], place: Path, root: Path, notify: Notify
-) -> SearchResult:
+def _finish(study: Any, base: Experiment, seeds: Sequence[int], place: Path, root: Path) -> SearchResult:
     """Fit the best settings on all the data, score them on dev, and write everything down."""
     top = best(study)
     setting = Setting(**top.user_attrs["setting"])
     chosen = setting.experiment(base)
     with atomic_write(place / "best.toml") as file:
         file.write(chosen.to_toml().encode())
-    final = [pipeline.run(replace(chosen, seed=seed), root=root, notify=notify) for seed in seeds]
+    final = [pipeline.run(replace(chosen, seed=seed), root=root) for seed in seeds]
     found, shares = history.rows(study), history.importance(study)
     with atomic_write(place / "search.md") as file:
         file.write(history.page(f"Search: {study.study_name}", found, shares).encode())

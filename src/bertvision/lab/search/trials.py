@@ -22,7 +22,6 @@ from bertvision.lab.pipeline import (
     Checkpoint,
     CheckpointSet,
     ExperimentData,
-    Notify,
     finetune,
     load_data,
     open_checkpoint,
@@ -74,17 +73,14 @@ class _OpenStates:
 class TrialRunner:
     """Where trials are trained: data without dev, fine-tuned backbones, and their states."""
 
-    def __init__(
-        self, experiment: Experiment, space: Space | None, seeds: Sequence[int], root: Path, notify: Notify
-    ) -> None:
+    def __init__(self, experiment: Experiment, space: Space | None, seeds: Sequence[int], root: Path) -> None:
         """`space`: which part of the states to compute; None: BERT alone is searched."""
-        data = load_data(experiment, notify)
+        data = load_data(experiment)
         # No trial can look at what it does not have.
         self.data = replace(data, dev=data.validation)
         self.space = space
         self.seeds = list(seeds)
         self.root = Path(root)
-        self.notify = notify
         self.checkpoints: dict[int, CheckpointSet] = {}
         self._open_states: OrderedDict[tuple[int, float], _OpenStates] = OrderedDict()
 
@@ -134,7 +130,7 @@ class TrialRunner:
         data = self.of(seed)
         checkpoint = open_checkpoint(data, self.checkpoints[seed], fraction)
         view, _ = self._look(checkpoint)
-        read = partial(states, data, checkpoint, view=view, notify=self.notify)
+        read = partial(states, data, checkpoint, view=view)
         validation = read("validation", tokens=data.ordered(data.validation))
         train = read("train", tokens=data.shuffled(data.heads))
         self._open_states[key] = _OpenStates(data, checkpoint, train, validation)
@@ -284,4 +280,4 @@ def _runner(order: str) -> TrialRunner:
     """The bench of a process, with its states; used again for the next trial."""
     settings, space, seeds, root = json.loads(order)
     known = None if space is None else merge(Space(), space)
-    return TrialRunner(merge(Experiment(), settings), known, seeds, Path(root), lambda message: None)
+    return TrialRunner(merge(Experiment(), settings), known, seeds, Path(root))

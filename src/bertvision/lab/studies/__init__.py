@@ -1,5 +1,6 @@
 """Studies: every table and figure of the paper as one function. To add one: write it in one file, add one line here."""
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -12,8 +13,9 @@ from bertvision.lab.extraction import absolute
 from bertvision.lab.studies import analysis, comparisons, head_epochs, transfer
 from bertvision.lab.studies.context import StudyContext, StudyOptions
 from bertvision.lab.studies.result import Figure, Result, find_results, load, place
-from bertvision.progress import say
 from bertvision.tasks import Task
+
+logger = logging.getLogger(__name__)
 
 __all__ = [
     "STUDIES",
@@ -72,18 +74,17 @@ def run(
     *,
     options: StudyOptions | None = None,
     root: Path = Path("runs"),
-    notify: Callable[[str], None] = say,
     command: str = "",
 ) -> Iterator[Result]:
     """Run studies of an experiment, those that have a result excepted; "all" stands for those that suit its task."""
-    context = StudyContext(experiment, options or StudyOptions(), Path(root), notify)
+    context = StudyContext(experiment, options or StudyOptions(), Path(root))
     for name in _chosen(context, names):
         study = lookup(STUDIES, name, "study")
         path = place(context, name)
         if path.is_file():
             yield load(path)
             continue
-        notify(f"{name} of {context.task.name}: {study.summary}.")
+        logger.info(f"{name} of {context.task.name}: {study.summary}.")
         result = Result(
             study=name,
             task=context.task.name,
@@ -121,13 +122,12 @@ def spread(
     experiments: Sequence[tuple[Experiment, StudyOptions, Sequence[str]]],
     address: str,
     root: Path,
-    notify: Callable[[str], None] = say,
 ) -> None:
     """Make on a cluster the runs that studies need, a seed of an experiment each; `run` finds them and makes tables."""
     cluster.check_address(address)
     cells = []
     for experiment, options, names in experiments:
-        context = StudyContext(experiment, options, Path(root), notify)
+        context = StudyContext(experiment, options, Path(root))
         missing = [name for name in _chosen(context, names) if not place(context, name).is_file()]
         settings, there = absolute(experiment).to_dict(), str(Path(root).absolute())
         one = [asdict(replace(options, seeds=[seed])) for seed in options.seeds if missing]
@@ -139,6 +139,6 @@ def spread(
 def run_seed(cell: SeedJob) -> None:
     """Make the runs of one seed; the tables of one seed are not kept."""
     experiment = merge(Experiment(), cell.settings)
-    context = StudyContext(experiment, merge(StudyOptions(), cell.options), Path(cell.root), lambda message: None)
+    context = StudyContext(experiment, merge(StudyOptions(), cell.options), Path(cell.root))
     for name in cell.studies:
         STUDIES[name].run(context)

@@ -250,9 +250,7 @@ def _untrained(context: StudyContext, seed: int, fraction: float) -> Run:
     view = view_of([context.default], shape)
     models = {context.default: new_head(data, context.default, shape, view)}
     found = {
-        name: data.predict(
-            models, states(data, checkpoint, name, view, data.ordered(split), context.notify), split, name
-        )
+        name: data.predict(models, states(data, checkpoint, name, view, data.ordered(split)), split, name)
         for name, split in data.held_out.items()
     }
     parameters = sum(p.numel() for p in models[context.default].parameters())

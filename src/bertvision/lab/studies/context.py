@@ -1,5 +1,6 @@
 """What studies share: an experiment, repeated over seeds; its runs, made once and found again."""
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -15,9 +16,10 @@ from bertvision.lab.extraction import make_store
 from bertvision.lab.pipeline import ExperimentData
 from bertvision.lab.pipeline.finetuning import Checkpoint
 from bertvision.lab.statistics import Pair, holm, interval, significance
-from bertvision.progress import say
 from bertvision.runs import Run
 from bertvision.tasks import Task
+
+logger = logging.getLogger(__name__)
 
 FEW = 500  # examples below which a score is marked as uncertain
 
@@ -46,16 +48,13 @@ class StudyContext:
     experiment: Experiment
     options: StudyOptions
     root: Path
-    notify: Callable[[str], None] = say
     _open: dict[str, Any] = field(default_factory=dict)
 
     @cached_property
     def _prepared(self) -> ExperimentData:
         head_fractions = self.experiment.head_fractions or [min(self.experiment.fractions)]
         fractions = sorted({*self.experiment.fractions, *head_fractions})
-        return pipeline.load_data(
-            replace(self.experiment, head_fractions=head_fractions, fractions=fractions), self.notify
-        )
+        return pipeline.load_data(replace(self.experiment, head_fractions=head_fractions, fractions=fractions))
 
     @property
     def task(self) -> Task:
@@ -116,11 +115,11 @@ class StudyContext:
     def trained(self, seed: int, fraction: float, specs: Sequence[str], **changes: Any) -> dict[str, Run]:
         """Heads at a fraction, by name; one that diverged is missing."""
         data = self.data(seed, heads=list(specs), controls=False, **changes)
-        return {run.name: run for run in pipeline.train_heads(data, self.checkpoint(seed, fraction), self.notify)}
+        return {run.name: run for run in pipeline.train_heads(data, self.checkpoint(seed, fraction))}
 
     def carried(self, seed: int, runs: Mapping[str, Run], fraction: float) -> dict[str, Run]:
         """Trained heads on the states of another fraction."""
-        found = pipeline.evaluate_at(self.data(seed), list(runs.values()), self.checkpoint(seed, fraction), self.notify)
+        found = pipeline.evaluate_at(self.data(seed), list(runs.values()), self.checkpoint(seed, fraction))
         return dict(zip(runs, found, strict=True))
 
     def ensemble(self, seed: int, members: Sequence[Run], how: str) -> Run:
@@ -135,7 +134,7 @@ class StudyContext:
             for name, run in find(seed).items():
                 found.setdefault(name, []).append(run)
         for name in [name for name, runs in found.items() if len(runs) < len(self.seeds)]:
-            self.notify(f"{name} is left out: it has {len(found.pop(name))} of {len(self.seeds)} seeds.")
+            logger.info(f"{name} is left out: it has {len(found.pop(name))} of {len(self.seeds)} seeds.")
         return found
 
     def ways(self) -> list[str]:

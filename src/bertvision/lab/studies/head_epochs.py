@@ -54,11 +54,8 @@ def _by_epoch(context: StudyContext, seed: int, fraction: float) -> list[Run]:
     shape = data.shape(checkpoint.encoder, [spec])
     view = view_of([spec], shape)
     model = new_head(data, spec, shape, view)
-    held = {
-        name: states(data, checkpoint, name, view, data.ordered(split), context.notify)
-        for name, split in data.held_out.items()
-    }
-    train = states(data, checkpoint, "train", view, data.shuffled(optim), context.notify, training_dtype([model]))
+    held = {name: states(data, checkpoint, name, view, data.ordered(split)) for name, split in data.held_out.items()}
+    train = states(data, checkpoint, "train", view, data.shuffled(optim), training_dtype([model]))
     parameters = sum(p.numel() for p in model.parameters())
 
     def keep(epoch: float, record: dict[str, float]) -> None:
@@ -86,7 +83,6 @@ def _by_epoch(context: StudyContext, seed: int, fraction: float) -> list[Run]:
             resume=resume,
             fingerprint=key,
             label=f"train {spec} for {epochs} epochs",
-            notify=context.notify,
         )
     resume.unlink(missing_ok=True)
     return [Run(place) for place in places]

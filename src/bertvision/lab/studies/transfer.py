@@ -30,7 +30,7 @@ def transfer(context: StudyContext) -> dict[str, Any]:
     fraction, rows = context.head_fractions[0], []
     for name in context.options.to:
         there = replace(context.experiment, task=name, fractions=[fraction], head_fractions=[fraction], labels=1.0)
-        other = StudyContext(there, context.options, context.root, context.notify)
+        other = StudyContext(there, context.options, context.root)
         if other.task.per_token != context.task.per_token:
             raise BertVisionError(
                 f"A head for {context.task.name} cannot answer {name}: one labels tokens, one sentences."
@@ -71,19 +71,17 @@ def _over_seeds(
         if not own:
             encoder = str((old.directory / old.experiment["encoder_path"]).resolve())
             experiment = replace(other.experiment, encoder=encoder, fractions=[0.0], head_fractions=[0.0])
-            here = StudyContext(experiment, other.options, other.root, other.notify)
+            here = StudyContext(experiment, other.options, other.root)
         at = fraction if own else 0.0
         checkpoint = here.checkpoint(seed, at)
         if count == 0:
             if _agree(context, other):
-                found.setdefault("transferred", []).extend(
-                    pipeline.evaluate_at(here.data(seed), [old], checkpoint, context.notify)
-                )
+                found.setdefault("transferred", []).extend(pipeline.evaluate_at(here.data(seed), [old], checkpoint))
             continue
         share = min(1.0, count / len(here.data(seed).train.examples))
         data = here.data(seed, heads=[context.default], controls=False, labels=share)
         for name, start in (("transferred", old), ("fresh", None)):
-            runs = pipeline.train_heads(data, checkpoint, context.notify, start=start)
+            runs = pipeline.train_heads(data, checkpoint, start=start)
             found.setdefault(name, []).append(runs[0])
     return found
 
