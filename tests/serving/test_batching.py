@@ -23,7 +23,7 @@ class Slow:
         self.seconds = seconds
         self.batches: list[tuple[int, ...]] = []
 
-    def read(self, inputs, mask, wanted):
+    def read(self, inputs, mask, text_ids, wanted):
         self.batches.append(tuple(mask.sum(1).tolist()))
         time.sleep(self.seconds)
         if (inputs["input_ids"] == 666).any():

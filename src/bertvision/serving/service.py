@@ -165,7 +165,8 @@ def _rows(
 ) -> list[QueuedRow]:
     """Return a row for each of the features; equal tokens on one trunk are one row, whoever asks."""
     mine = []
-    seconds = [None] * len(features) if features.seconds is None else features.seconds.tolist()
+    second_text_starts = features.second_text_starts
+    seconds = [None] * len(features) if second_text_starts is None else second_text_starts.tolist()
     bounds = zip(features.offsets[:-1].tolist(), features.offsets[1:].tolist(), seconds, strict=True)
     for first, last, second in bounds:
         tokens = {name: flat[first:last] for name, flat in features.tokens.items()}

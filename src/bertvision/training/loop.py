@@ -16,7 +16,7 @@ from bertvision.states import partition
 from bertvision.training.config import TrainingConfig
 from bertvision.training.optimizers import build_grad_scaler, build_optimizer
 from bertvision.training.train_state import TrainState, load, save
-from bertvision.types import Batch, Batches
+from bertvision.types import Batch, Batches, call_head
 
 logger = logging.getLogger(__name__)
 
@@ -152,7 +152,10 @@ def _step(train_state: TrainState, batch: Batch, loss: Loss, step: int, per_epoc
     total = 0.0
     for piece in _pieces(batch, max(train_state.optim.accumulate, _needed(train_state.model, batch))):
         share = len(piece.labels) / len(batch.labels)
-        value = _mean_loss(loss, train_state.model(piece.inputs, piece.mask), piece) * share
+        value = (
+            _mean_loss(loss, call_head(train_state.model, piece.inputs, piece.attention_mask, piece.text_ids), piece)
+            * share
+        )
         train_state.scaler.scale(value).backward()
         total += float(value.detach())
     total = distributed.average_gradients(train_state.model, train_state.optimizer, len(batch.labels), total)
@@ -175,13 +178,14 @@ def _mean_loss(loss: Loss, logits: Tensor | list[Any], batch: Batch) -> Tensor:
     """The loss of a model's answer; where it has several, their mean, so that none leans on the others."""
     if isinstance(logits, list):
         return torch.stack([_mean_loss(loss, each, batch) for each in logits]).mean()
-    return loss(logits.float(), batch.labels, batch.mask)
+    return loss(logits.float(), batch.labels, batch.attention_mask)
 
 
 def _needed(model: nn.Module, batch: Batch) -> int:
     """How many pieces keep the memory of a step small; batch norm must see the whole, a GPU and an encoder want it."""
     states, whole = isinstance(batch.inputs, Tensor), any(isinstance(m, nn.BatchNorm1d) for m in model.modules())
-    return 1 if not states or whole or batch.mask.device.type != "cpu" else -(-batch.mask.numel() // PIECE)
+    mask = batch.attention_mask
+    return 1 if not states or whole or mask.device.type != "cpu" else -(-mask.numel() // PIECE)
 
 
 def _pieces(batch: Batch, pieces: int) -> list[Batch]:
@@ -189,13 +193,7 @@ def _pieces(batch: Batch, pieces: int) -> list[Batch]:
     if pieces == 1 and len(batch.labels):
         return [batch]
     size = max(1, -(-len(batch.labels) // pieces))
-    cut = []
-    for first in range(0, len(batch.labels), size):
-        part = slice(first, first + size)
-        inputs = batch.inputs
-        inputs = {name: x[part] for name, x in inputs.items()} if isinstance(inputs, dict) else inputs[part]
-        cut.append(Batch(rows=batch.rows[part], inputs=inputs, mask=batch.mask[part], labels=batch.labels[part]))
-    return cut
+    return [batch.slice(slice(first, first + size)) for first in range(0, len(batch.labels), size)]
 
 
 def _active(train_states: Mapping[str, TrainState]) -> list[TrainState]:

@@ -9,7 +9,7 @@ from torch import nn
 from bertvision import devices, distributed
 from bertvision.progress import bar
 from bertvision.states import partition
-from bertvision.types import Batches, Predictions
+from bertvision.types import Batches, Predictions, call_head
 
 
 @torch.no_grad()
@@ -30,14 +30,14 @@ def predict(
         for batch in partition(batches, whole=True).epoch(0):
             batch = batch.to(device)
             for name, model in models.items():
-                logits = model(batch.inputs, batch.mask).float().cpu()
+                logits = call_head(model, batch.inputs, batch.attention_mask, batch.text_ids).float().cpu()
                 if name not in found:
                     total = len(ids) if offsets is None else int(offsets[-1])
                     found[name] = np.zeros((total, logits.shape[-1]), dtype=np.float32)
                 if offsets is None:
                     found[name][batch.rows] = logits.numpy()
                 else:
-                    _scatter(found[name], logits[batch.mask.cpu() > 0].numpy(), offsets, batch.rows)
+                    _scatter(found[name], logits[batch.attention_mask.cpu()].numpy(), offsets, batch.rows)
             advance(len(batch.rows))
             del batch  # so that its memory can be used again for the next
     found = _gather(found, list(models), len(ids) if offsets is None else int(offsets[-1]))
