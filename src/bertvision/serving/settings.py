@@ -17,7 +17,7 @@ class ServerSettings:
     max_queue_tokens: int = 32_768
     """Tokens that may wait in the queue. Further requests get status 429."""
     max_concurrent_requests: int = 128
-    """Requests that may be in progress. This also bounds tokenization and formatting, which happen outside the queue."""
+    """Requests in progress. This also bounds tokenization and formatting, which happen outside the queue."""
     max_items: int = 128
     """Items in one request."""
     max_text_characters: int = 100_000
