@@ -124,15 +124,15 @@ class Batch:
             text_ids=None if self.text_ids is None else self.text_ids.to(device, non_blocking=True),
         )
 
-    def slice(self, rows: slice) -> "Batch":
-        """Return some rows of the batch."""
-        inputs = self.inputs
+    def rows_between(self, start: int, end: int) -> "Batch":
+        """Return the rows from `start` to before `end` as a batch."""
+        part, inputs = slice(start, end), self.inputs
         return Batch(
-            rows=self.rows[rows],
-            inputs={name: x[rows] for name, x in inputs.items()} if isinstance(inputs, dict) else inputs[rows],
-            attention_mask=self.attention_mask[rows],
-            labels=self.labels[rows],
-            text_ids=None if self.text_ids is None else self.text_ids[rows],
+            rows=self.rows[part],
+            inputs={name: x[part] for name, x in inputs.items()} if isinstance(inputs, dict) else inputs[part],
+            attention_mask=self.attention_mask[part],
+            labels=self.labels[part],
+            text_ids=None if self.text_ids is None else self.text_ids[part],
         )
 
 

@@ -11,7 +11,7 @@ from bertvision.types import Batch, Features
 
 
 def build_masks(lengths: np.ndarray, second_text_starts: np.ndarray | None) -> tuple[Tensor, Tensor | None]:
-    """Return the attention mask, bool (B, T), and for pairs the text ids, uint8 (B, T), of rows by their lengths (B,)."""
+    """Return the attention mask, bool (B, T), and for pairs the text ids, uint8 (B, T), of rows of these lengths."""
     positions = np.arange(lengths.max())
     attention_mask = positions < lengths[:, None]
     if second_text_starts is None:
