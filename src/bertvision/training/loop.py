@@ -125,7 +125,7 @@ def fit(
                     saved_at = time.monotonic()
                     save_cost = saved_at - began
                     progress["saving_seconds"] += save_cost
-                del batch  # so that its memory can be used again for the next
+                del batch  # so that its memory is freed before the next one is made
                 clock = time.perf_counter()
     for train_state in train_states.values():
         if train_state.best:
