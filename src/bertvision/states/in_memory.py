@@ -9,7 +9,6 @@ from torch import Tensor
 
 from bertvision.progress import bar
 from bertvision.states.batch_plan import BatchPlan
-from bertvision.states.buffers import Buffers
 from bertvision.states.layout import RowTable
 from bertvision.states.token_batches import build_masks
 from bertvision.types import Batch, StateView
@@ -45,7 +44,6 @@ class InMemoryStates:
 
     def read(self, batches: Iterable[np.ndarray]) -> Iterator[Batch]:
         """Yield the hidden states of these rows, batch by batch."""
-        buffers = Buffers()
         for rows in batches:
             chosen = [self.states[row] for row in rows]
             lengths = np.array([state.shape[1] for state in chosen])
@@ -54,7 +52,7 @@ class InMemoryStates:
             attention_mask, text_ids = build_masks(
                 lengths, None if second_text_starts is None else second_text_starts[rows]
             )
-            hidden = buffers.take(len(chosen), layers, attention_mask.shape[1], width, dtype=chosen[0].dtype)
+            hidden = torch.empty(len(chosen), layers, attention_mask.shape[1], width, dtype=chosen[0].dtype)
             for here, state in zip(hidden, chosen, strict=True):
                 here[:, : state.shape[1]] = state
                 here[:, state.shape[1] :] = 0
