@@ -161,7 +161,7 @@ def test_lists_of_heads():
         "mean",
     ]
     assert {str(config) for config in expand("adapter*")} == {name for name in HEADS if name.startswith("adapter")}
-    assert {config.name for config in expand("all")} == set(HEADS) - {"last"}
+    assert {config.name for config in expand("all")} == set(HEADS) - {"bert-head"}
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def test_a_head_of_both_readings_is_one_of_each():
         ("adapter:encoding=bi", "first text only"),
         ("adapter:encoding=beside", "value of encoding"),
         ("learned:encoding=both,pooler_output=true,token_pooling=max", "pooler_output"),
-        ("last:encoding=bi", "option of head"),
+        ("bert-head:encoding=bi", "option of head"),
     ],
 )
 def test_readings_that_make_no_sense_are_refused(spec, why):
