@@ -108,7 +108,7 @@ def test_run_from_flags(cli, tiny, reviews, tmp_path):
     ]
     words += ["--at", "0.5", "--runs", tmp_path, *FAST]
     code, out, err = cli(*words)
-    assert code == 0 and "control: last, retrained" in out and "BERT + " in out and "Results: " in out
+    assert code == 0 and "control: retrained BERT head" in out and "BERT + " in out and "Results: " in out
     assert "rows to train on" in err and "rows to train on" not in out
     code, out, _ = cli(*words, "--json")
     rows = json.loads(out)

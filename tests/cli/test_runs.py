@@ -67,7 +67,7 @@ def test_references(tree, tmp_path):
         assert resolve_run(str(run.directory), tmp_path).directory == run.directory
     assert resolve_run("reviews", root).directory == best
     assert resolve_run(best.name[:-3], root).directory == best
-    assert resolve_model(str(root / "reviews"), root) == root / "reviews" if (root / "reviews").is_dir() else True
+    assert resolve_model(str(best.parent), root) == best.parent and resolve_model("reviews", root) == best
     newest = runs[1].directory / "metrics.json"
     os.utime(newest, (4e9, 4e9))
     assert resolve_run("last", root).directory == newest.parent
@@ -85,7 +85,7 @@ def test_a_task_with_bert_alone_has_a_best_run(tree):
 def test_references_that_name_no_run(tree, tmp_path):
     root, _ = tree
     with pytest.raises(
-        BertVisionError, match=r"'bert' matches 2 runs in .*: 0.5/bert-\w+, 1/bert-\w+. Use one of these"
+        BertVisionError, match=r"'bert' matches 3 runs in .*: 0.5/bert-\w+, 1/bert-\w+, \w+. Use one of these"
     ):
         resolve_run("bert", root)
     with pytest.raises(BertVisionError, match="No finished run in .* matches 'review.'.* Did you mean 'reviews'"):
@@ -104,12 +104,13 @@ def test_commands_take_references(tree, cli):
     assert code == 0 and re.match(r"(pos|neg)  \(0\.\d+\)", out), err
     code, out, _ = cli("runs", "show", best.name[:-3], "--runs", root)
     assert code == 0 and str(best) in out
-    code, out, _ = cli("runs", "compare", "0.5/bert", "1/bert", "reviews", "--runs", root, "--json")
+    bert = next(best.parent.glob("bert-????????")).name
+    code, out, _ = cli("runs", "compare", "0.5/bert", f"1/{bert}", "reviews", "--runs", root, "--json")
     assert code == 0 and len(json.loads(out)) == 3
     code, out, _ = cli("evaluate", "reviews", "--runs", root)
     assert code == 0 and "accuracy" in out
     code, _, err = cli("share", "bert", root / "shared", "--runs", root)
-    assert code == 1 and "matches 2 runs" in err
+    assert code == 1 and "matches 3 runs" in err
 
 
 def test_list_is_sorted_by_time_and_fits(tree, cli, monkeypatch):
@@ -157,9 +158,9 @@ def test_remove_asks_on_a_terminal(tree, cli, monkeypatch):
 
 def row(name, kind="head", chosen=False):
     return {
-        "name": name, "kind": kind, "fraction": 0.3, "chosen": chosen, "primary": "pearson", "interval": [69.354, 73.78],
-        "score": {"pearson": 71.53, "spearman": 75.2}, "validation": 76.4, "parameters": 22_713_601,
-        "seconds": {"total": 29.0},
+        "name": name, "kind": kind, "fraction": 0.3, "chosen": chosen, "primary": "pearson",
+        "interval": [69.354, 73.78], "score": {"pearson": 71.53, "spearman": 75.2}, "validation": 76.4,
+        "parameters": 22_713_601, "seconds": {"total": 29.0},
     }  # fmt: skip
 
 
@@ -170,7 +171,7 @@ def test_the_table_of_the_demo_fits_100_columns(monkeypatch, capsys):
 
     kind = TASKS["stsb"].kind
     default = default_head(kind)
-    rows = [row("BERT", "bert"), *map(row, DEMO_HEADS), row(str(default), chosen=True), row("last", "control")]
+    rows = [row("BERT", "bert"), *map(row, DEMO_HEADS), row(str(default), chosen=True), row("bert-head", "control")]
     rows += [row(str(default.last_layer_only()), "control"), row(f"BERT + {default} (mean)", "ensemble")]
     output.print_comparison(rows, kind)
     lines = capsys.readouterr().out.splitlines()

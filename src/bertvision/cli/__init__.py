@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bertvision import __version__
+import bertvision
 from bertvision.cli import inference, listings, runs, search, stores, studies, training
 from bertvision.cpu_optimizations import set_environment
 from bertvision.errors import BertVisionError
@@ -52,12 +52,12 @@ runs.register(app)
 def print_version(requested: bool) -> None:
     """Print the version and exit, if that was requested."""
     if requested:
-        print(f"bertvision {__version__}")
+        print(f"bertvision {bertvision.__version__}")
         raise typer.Exit
 
 
 @app.callback()
-def bertvision(
+def bertvision_command(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version.", callback=print_version, is_eager=True)
     ] = False,

@@ -58,7 +58,7 @@ def parameters(count: int) -> str:
     return f"{count:,}" if count < 1e6 else f"{count / 1e6:,.1f}M"
 
 
-LABELS = {"last": "last, retrained"}
+LABELS = {"bert-head": "retrained BERT head"}
 
 
 def short_name(name: str, task_kind: str) -> str:

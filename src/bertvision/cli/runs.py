@@ -231,8 +231,9 @@ def _broken_ensembles(removed: "Sequence[Run]", root: Path) -> "list[Run]":
 
 
 def _remove_empty_parents(directory: Path, root: Path) -> None:
-    """Delete the parents of a deleted directory that are empty now, up to `root`."""
+    """Delete the parents of a deleted directory that contain nothing but locks now, up to `root`."""
     for parent in directory.resolve().parents:
-        if not parent.is_relative_to(root.resolve()) or parent == root.resolve() or any(parent.iterdir()):
+        rest = [path for path in parent.iterdir() if path.suffix != ".lock"]
+        if rest or parent == root.resolve() or not parent.is_relative_to(root.resolve()):
             return
-        parent.rmdir()
+        shutil.rmtree(parent)

@@ -97,8 +97,8 @@ def estimate(
     ]
     output.table(rows, numbers=("size", "of padded float32"))
     print(
-        f"{estimated['rows']:,} rows, {estimated['tokens']:,} tokens. Padded to {estimated['max_tokens']} tokens, float32 "
-        f"would take {output.size(estimated['padded_float32'])}."
+        f"{estimated['rows']:,} rows, {estimated['tokens']:,} tokens. Padded to {estimated['max_tokens']} tokens, "
+        f"float32 would take {output.size(estimated['padded_float32'])}."
     )
 
 
