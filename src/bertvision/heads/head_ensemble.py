@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from bertvision.heads.adapters import Adapter, project
 from bertvision.heads.head import Head
+from bertvision.heads.input_spec import InputSpec, shared_input_spec
 from bertvision.heads.layer_pooling import ConcatLayers
 from bertvision.types import call_head
 
@@ -25,7 +26,7 @@ class HeadEnsemble(nn.Module):
         if self.merges:
             found = self._merged([cast(Head, member) for member in self.members], hidden, attention_mask, text_ids)
         else:
-            if isinstance(first := self.members[0], Head) and not self.reads_first:
+            if isinstance(first := self.members[0], Head) and self.input_spec.tokens == "all":
                 hidden = first.take(hidden)  # once for all
             found = [call_head(member, hidden, attention_mask, text_ids) for member in self.members]
         return found if self.training else torch.stack(found).mean(dim=0)
@@ -50,14 +51,9 @@ class HeadEnsemble(nn.Module):
         return [head.classifier(part) for head, part in zip(heads, x.unflatten(0, (len(heads), -1)), strict=True)]
 
     @property
-    def reads_first(self) -> bool:
-        """Whether [CLS] is all that they look at."""
-        return all(bool(member.reads_first) for member in self.members)
-
-    @property
-    def halved(self) -> bool:
-        """Whether training multiplies in bfloat16 whatever they are shown."""
-        return all(bool(member.halved) for member in self.members)
+    def input_spec(self) -> InputSpec:
+        """The input specification that the members share."""
+        return shared_input_spec(self.members)
 
 
 def _merges(head: Head) -> bool:
@@ -69,5 +65,5 @@ def _merges(head: Head) -> bool:
         and isinstance(head.layer_pooling, ConcatLayers)
         and not head.skip
         and not head.dropout.p
-        and not head.reads_first
+        and head.input_spec.tokens == "all"
     )
