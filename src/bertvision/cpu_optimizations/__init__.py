@@ -1,5 +1,39 @@
-"""Optimizations for CPUs. Each has a parity test against the plain path, and one switch turns all of them off."""
+"""Optimizations for CPUs. Each has a parity test against the plain path, and one switch turns all of them off.
 
-from bertvision.cpu_optimizations.environment import set_environment
+`use_cpu_optimizations(False)` is the switch. This module does not import torch, so that `set_environment` can be called
+before torch is loaded.
+"""
 
-__all__ = ["set_environment"]
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from bertvision.cpu_optimizations.environment import SWITCH, set_environment
+
+__all__ = ["SWITCH", "enabled", "set_enabled", "set_environment", "use_cpu_optimizations"]
+
+_enabled = True
+
+
+def enabled() -> bool:
+    """Return whether the optimizations for CPUs are on, which is the default."""
+    return _enabled
+
+
+def set_enabled(value: bool) -> None:
+    """Turn the optimizations on or off in this process."""
+    global _enabled
+    _enabled = value
+
+
+@contextmanager
+def use_cpu_optimizations(value: bool = True) -> Iterator[None]:
+    """Turn the optimizations on or off inside a `with` block, in all threads of this process.
+
+    Load or build encoders inside the block too: their dropout and attention modules are chosen when they are built.
+    """
+    before = enabled()
+    set_enabled(value)
+    try:
+        yield
+    finally:
+        set_enabled(before)
