@@ -4,12 +4,13 @@
 before torch is loaded.
 """
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from bertvision.cpu_optimizations.environment import SWITCH, set_environment
 
-__all__ = ["SWITCH", "enabled", "set_enabled", "set_environment", "use_cpu_optimizations"]
+__all__ = ["enabled", "read_switch", "set_enabled", "set_environment", "use_cpu_optimizations"]
 
 _enabled = True
 
@@ -23,6 +24,11 @@ def set_enabled(value: bool) -> None:
     """Turn the optimizations on or off in this process."""
     global _enabled
     _enabled = value
+
+
+def read_switch() -> None:
+    """Turn the optimizations off where the environment variable BERTVISION_CPU_OPTIMIZATIONS is 0."""
+    set_enabled(os.environ.get(SWITCH, "1").strip().lower() not in ("0", "false", "no", "off"))
 
 
 @contextmanager
