@@ -117,7 +117,7 @@ class TrainedModel:
                 lengths = features.lengths[batch.rows]
                 for parts in groups.values():
                     wanted = {part.head: np.arange(len(batch.rows)) for part in parts}
-                    read = parts[0].shared_encoder.read(batch.inputs, batch.mask, wanted)
+                    read = parts[0].shared_encoder.read(batch.inputs, batch.attention_mask, batch.text_ids, wanted)
                     for part in parts:
                         logits = read[part.head]
                         rows = logits if offsets is None else (row[:n] for row, n in zip(logits, lengths, strict=True))

@@ -143,11 +143,16 @@ def test_mistakes_get_a_sentence(spec, words):
         count(spec, HeadShape(layers=4, tokens=8, width=8, outputs=2, per_token=False))
 
 
+def masks(*rows):
+    """Attention mask and text ids of rows in which 1 and 2 are tokens of the first and second text, 0 is padding."""
+    texts = torch.tensor(rows)
+    return texts > 0, texts == 2
+
+
 def test_comparing_tells_two_texts_apart_and_leaves_one_alone():
     gather = TOKEN_POOLINGS["compare"](SENTENCE, 2)
     x = torch.tensor([[3.0, 4.0], [1.0, 2.0], [0.0, 5.0], [9.0, 9.0]]).expand(3, 4, 2).clone().requires_grad_()
-    mask = torch.tensor([[1, 1, 2, 0], [1, 2, 2, 2], [1, 1, 1, 0]])
-    found = gather(x, mask)
+    found = gather(x, *masks([1, 1, 2, 0], [1, 2, 2, 2], [1, 1, 1, 0]))
     u, v = torch.tensor([0.6, 0.8]), torch.tensor([0.0, 1.0])  # the largest, of length 1; then of mean square 1
     torch.testing.assert_close(found[0, :4], torch.cat([(u - v).abs() * 2**0.5, u * v * 2]))
     u, v = torch.tensor([2.0, 3.0]) / 13**0.5, torch.tensor([0.0, 1.0])  # the means
@@ -163,15 +168,14 @@ def test_aligning_finds_what_one_text_lacks():
     gather = TOKEN_POOLINGS["align"](SENTENCE, 3)
     a, b, c = torch.eye(3)
     x = torch.stack([torch.stack(row) for row in ([a, b, a, c], [a, b, b, a], [a, 5 * b, c, c])]).requires_grad_()
-    mask = torch.tensor([[1, 1, 2, 0], [1, 1, 2, 2], [1, 1, 1, 0]])
-    found = gather(x, mask)
+    found = gather(x, *masks([1, 1, 2, 0], [1, 1, 2, 2], [1, 1, 1, 0]))
     # The first text has b, which the second lacks; beside its like, a, it differs in both. The second lacks little.
     e = torch.tensor(-24.0).exp()
     torch.testing.assert_close(found[0, :3], torch.tensor([1.0, 1.0, 0.0]) * 3**0.5)
     torch.testing.assert_close(found[0, 3:], torch.tensor([1.0, 1.0, 0.0]) * e / (1 + e) * 3**0.5)
     assert found[1].max() < 0.001  # the same words in another order
     assert not found[2].any()
-    swapped = gather(x[:1, [2, 0, 1, 3]], torch.tensor([[1, 2, 2, 0]]))
+    swapped = gather(x[:1, [2, 0, 1, 3]], *masks([1, 2, 2, 0]))
     torch.testing.assert_close(swapped, found[:1].roll(3, dims=1))
     found.sum().backward()
     assert x.grad is not None and x.grad.isfinite().all() and not x.grad[2].any()
@@ -181,7 +185,7 @@ def test_copies_begin_apart_and_their_mean_answers():
     shape = HeadShape(layers=4, tokens=8, width=8, outputs=3, per_token=False)
     torch.manual_seed(0)
     head = build_head("adapter:layers=last2,members=3,size=4,token_pooling=max", shape)
-    hidden, mask = torch.randn(5, 4, 6, 8), torch.ones(5, 6)
+    hidden, mask = torch.randn(5, 4, 6, 8), torch.ones(5, 6, dtype=torch.bool)
     each = head.train()(hidden, mask)
     assert len(each) == 3 and not torch.equal(each[0], each[1])
     torch.testing.assert_close(head.eval()(hidden, mask), (each[0] + each[1] + each[2]) / 3)
@@ -192,32 +196,32 @@ PAIR = HeadShape(layers=5, tokens=16, width=8, outputs=2, per_token=False, apart
 
 
 def test_heads_find_the_layers_of_texts_read_apart():
-    hidden, mask = torch.randn(3, 10, 6, 8), torch.tensor([[1, 1, 1, 2, 2, 2]] * 3)
+    hidden, mask = torch.randn(3, 10, 6, 8), masks(*[[1, 1, 1, 2, 2, 2]] * 3)
     for texts, layers in (("cross", slice(5, 10)), ("bi", slice(0, 5))):
         head = build_head(f"adapter:size=4,token_pooling=max,encoding={texts}", PAIR).eval()
         plain = build_head("adapter:size=4,token_pooling=max", replace(PAIR, apart=False)).eval()
         plain.load_state_dict({key.removeprefix("head."): value for key, value in head.state_dict().items()})
-        assert torch.equal(head(hidden, mask), plain(hidden[:, layers], mask))
+        assert torch.equal(head(hidden, *mask), plain(hidden[:, layers], *mask))
     last = build_head("adapter:encoding=bi,layers=last,size=4,token_pooling=max", PAIR)
     assert isinstance(last, LayerSelect) and last.chosen == [-1]
 
 
 def test_a_head_of_both_readings_is_one_of_each():
-    hidden, mask = torch.randn(3, 10, 6, 8), torch.tensor([[1, 1, 1, 2, 2, 2]] * 3)
+    hidden, mask = torch.randn(3, 10, 6, 8), masks(*[[1, 1, 1, 2, 2, 2]] * 3)
     spec = "adapter:encoding=both,members=2,size=4,token_pooling=max+compare"
     head = build_head(spec, PAIR)
     assert count(spec, PAIR)[0] == 4 * count("adapter:size=4,token_pooling=max+compare", replace(PAIR, apart=False))[0]
-    assert [len(each) for each in head.train()(hidden, mask)] == [2, 2]
-    answer = head.eval()(hidden, mask)
+    assert [len(each) for each in head.train()(hidden, *mask)] == [2, 2]
+    answer = head.eval()(hidden, *mask)
     hidden[:, 0] += 1.0  # a layer of the texts read apart
-    assert not torch.equal(head(hidden, mask), answer)
+    assert not torch.equal(head(hidden, *mask), answer)
     view = view_of([spec.replace("size=4", "size=4,layers=1,3")], PAIR)
     assert view.layers == (-4, -2, 1, 3, 4)
     seen = build_for(spec.replace("size=4", "size=4,layers=1,3"), PAIR, view).eval()
     whole = build_head(spec.replace("size=4", "size=4,layers=1,3"), PAIR).eval()
     whole.load_state_dict(seen.state_dict())
     among = [PAIR.numbers.index(number) for number in view.layers]
-    assert torch.equal(seen(hidden[:, among], mask), whole(hidden, mask))
+    assert torch.equal(seen(hidden[:, among], *mask), whole(hidden, *mask))
 
 
 @pytest.mark.parametrize(
