@@ -27,4 +27,4 @@ def replace_dropout(model: nn.Module) -> None:
     for module in model.modules():
         for name, child in module.named_children():
             if type(child) is nn.Dropout:
-                setattr(module, name, FastDropout(child.p))
+                setattr(module, name, FastDropout(child.p).train(child.training))

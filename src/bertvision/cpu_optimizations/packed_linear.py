@@ -30,7 +30,7 @@ class PackedLinear(nn.Linear):
 
 @contextmanager
 def packed(model: nn.Module) -> Iterator[None]:
-    """Replace the frozen linear layers of a model on a CPU inside a `with` block; it holds a second copy of the weights."""
+    """Replace the frozen linear layers of a model on a CPU inside a `with` block, which needs memory for the copies."""
     children = [(parent, name, child) for parent in model.modules() for name, child in parent.named_children()]
     layers = [(parent, name, child) for parent, name, child in children if _can_pack(child)]
     for parent, name, child in layers:

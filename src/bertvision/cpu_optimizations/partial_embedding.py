@@ -12,8 +12,8 @@ from torch.nn import functional
 class PartialEmbedding(nn.Module):
     """An embedding table of which only some rows are trained.
 
-    Half of a small encoder's weights are embeddings, and most words do not occur in a few thousand texts. Their gradient
-    is zero in every step, but a dense table would fill it, clip it, apply it and save it all the same.
+    Half of a small encoder's weights are embeddings, and most words do not occur in a few thousand texts. Their
+    gradient is zero in every step, but a dense table would fill it, clip it, apply it and save it all the same.
 
     Args:
         table: The full embedding table.
