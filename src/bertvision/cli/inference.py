@@ -173,7 +173,7 @@ def serve(
         api_key=_key(key_file),
         cors_origins=tuple(cors or ()),
     )
-    models = trained_model.load_all(trained_model.below(runs), encoder)
+    models = trained_model.load_all(trained_model.expand_directories(runs), encoder)
 
     def ready(url: str, note: str) -> None:
         print(f"{note}\nServing at {url}  (page: {url}, documentation: {url}docs)", flush=True)

@@ -237,14 +237,14 @@ def demo(root: Root = Path("runs")) -> None:
     Example: bertvision demo
     """
     from bertvision import trained_model
-    from bertvision.heads import DEFAULT_HEADS
+    from bertvision.heads import default_head
     from bertvision.lab import pipeline
     from bertvision.lab.experiment import make
     from bertvision.tasks import TASKS
 
     chosen = []
     for task, items in DEMO_TASKS.items():
-        heads = list(dict.fromkeys([*DEMO_HEADS, DEFAULT_HEADS[TASKS[task].kind][-1]]))
+        heads = list(dict.fromkeys([*DEMO_HEADS, str(default_head(TASKS[task].kind))]))
         result = pipeline.run(make(task=task, heads=heads, **DEMO), root=root)
         _print_comparison(result, as_json=False)
         for item, answer in zip(items, trained_model.load(result.best).predict(items), strict=True):

@@ -17,7 +17,7 @@ from bertvision.files import atomic_directory, file_hash, write_json
 from bertvision.onnx_model import FORMAT, GRAPH, MANIFEST, is_exported, onnxruntime, quantize
 from bertvision.runs import Run, slug
 from bertvision.shared_encoders import AttachedHead, TorchEncoder, layers_read
-from bertvision.sharing import copy_tokenizer, write_answering
+from bertvision.sharing import copy_tokenizer, write_inference_files
 from bertvision.tasks import Answer, Example
 from bertvision.trained_model import TrainedModel, load_all
 from bertvision.types import Predictions, call_head
@@ -78,13 +78,14 @@ def export_onnx(
     """Write the graph of runs on one backbone, compare its answers to `examples` of each, and keep it if they agree."""
     onnxruntime()
     limits = limits or Limits.usual(int8)
-    encoder_pool = {id(part.shared_encoder): part.shared_encoder for each in models for part in each.asked(own=True)}
+    heads = [head for model in models for head in model.required_heads(bert=True)]
+    encoder_pool = {id(head.shared_encoder): head.shared_encoder for head in heads}
     shared_encoder = next(iter(encoder_pool.values()))
     if len(encoder_pool) > 1 or not isinstance(shared_encoder, TorchEncoder):
         raise BertVisionError("One graph holds one backbone, and runs that torch can read. Export the others apart.")
     if directory.exists() and any(directory.iterdir()) and not is_exported(directory):
         raise BertVisionError(f"{directory} is not empty, and no export either. Choose another with --to.")
-    names = list(dict.fromkeys(part.head for each in models for part in each.asked(own=True)))
+    names = list(dict.fromkeys(head.head for head in heads))
     outputs = {name: f"logits_{number}" for number, name in enumerate(names)}
     with atomic_directory(directory) as place:
         with _quiet():
@@ -156,7 +157,7 @@ def _plain(limits: Limits) -> dict[str, float | None]:
 def _write_run(model: TrainedModel, place: Path, number: int, outputs: Mapping[str, str]) -> str:
     """Write what of a run the graph does not hold; return where."""
     path = f"runs/{number}-{slug(f'{model.task.name}-{model.run.name}')}"
-    own = outputs[model.own.head]
+    own = outputs[model.bert_head.head]
 
     def changes(run: Run, part: AttachedHead | None, up: str) -> dict[str, Any]:
         found: dict[str, Any] = {"exported": up, "encoder_path": up, "own_output": own}
@@ -165,15 +166,15 @@ def _write_run(model: TrainedModel, place: Path, number: int, outputs: Mapping[s
         return found
 
     members = model.run.members()
-    for index, (member, part) in enumerate(zip(members, model.parts, strict=False)):
-        write_answering(
+    for index, (member, part) in enumerate(zip(members, model.attached_heads, strict=False)):
+        write_inference_files(
             member, place / path / "members" / str(index), changes(member, part, "../../../.."), weights=False
         )
     if (bert := model.run.bert()) is not None and not members:
-        write_answering(bert, place / path / "bert", changes(bert, model.own, "../../.."), weights=False)
+        write_inference_files(bert, place / path / "bert", changes(bert, model.bert_head, "../../.."), weights=False)
     extra = {"members": [f"members/{index}" for index in range(len(members))]} if members else {}
-    part = None if members else model.parts[0]
-    write_answering(model.run, place / path, changes(model.run, part, "../..") | extra, weights=False)
+    part = None if members else model.attached_heads[0]
+    write_inference_files(model.run, place / path, changes(model.run, part, "../..") | extra, weights=False)
     return path
 
 
