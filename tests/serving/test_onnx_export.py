@@ -11,6 +11,7 @@ import torch
 
 import bertvision
 from bertvision.errors import BertVisionError
+from bertvision.files import file_hash
 from bertvision.heads import HEADS
 from bertvision.lab.pipeline import dev_examples, experiment_of
 from bertvision.onnx_model import GRAPH, MANIFEST
@@ -199,6 +200,7 @@ def test_cross_and_bi_encoding_in_one_graph(tiny, tmp_path):
     for torch_one, onnx_one in zip(models, load_all([tmp_path / "graph"]), strict=True):
         probability = torch_one.predict(pair)["probability"]
         assert onnx_one.predict(pair)["probability"] == pytest.approx(probability, abs=1e-4)
+    check_format_2(tmp_path / "graph", pair)
     assert [each.layers[0]["encoding"] for each in models if each.run.name == both] == ["both"]
     assert {each.run.name: each.num_forward_passes for each in models if each.run.kind != "ensemble"} == {
         "BERT": 1,
@@ -206,6 +208,30 @@ def test_cross_and_bi_encoding_in_one_graph(tiny, tmp_path):
         both: 2,
         "adapter:encoding=bi,size=4,token_pooling=max": 2,
     }
+
+
+def check_format_2(directory, pair):
+    """An export of format 2 has one mask, which is 2 for the second text; it is still read, and answers the same."""
+    expected = [model.predict(pair)["probability"] for model in load_all([directory])]
+    graph = onnx.load(directory / GRAPH)
+    assert [node.name for node in graph.graph.input][-2:] == ["attention_mask", "text_ids"]
+    for node in graph.graph.node:
+        node.input[:] = [f"new_{name}" if name in ("attention_mask", "text_ids") else name for name in node.input]
+    nodes = [
+        onnx.helper.make_node("Min", ["attention_mask", "one"], ["new_attention_mask"]),
+        onnx.helper.make_node("Sub", ["attention_mask", "new_attention_mask"], ["new_text_ids"]),
+    ]
+    graph.graph.initializer.append(onnx.numpy_helper.from_array(np.array(1), "one"))
+    del graph.graph.input[-1]
+    for number, node in enumerate(nodes):
+        graph.graph.node.insert(number, node)
+    onnx.save(graph, directory / GRAPH)
+    manifest = json.loads((directory / MANIFEST).read_text())
+    (directory / MANIFEST).write_text(json.dumps(manifest | {"format": 2, "sha256": file_hash(directory / GRAPH)}))
+    assert [model.predict(pair)["probability"] for model in load_all([directory])] == pytest.approx(expected, abs=1e-5)
+    (directory / MANIFEST).write_text(json.dumps(manifest | {"format": 1}))
+    with pytest.raises(BertVisionError, match="format 1; this version reads 2 and 3"):
+        load_all([directory])
 
 
 def test_bi_encoding_needs_a_pair(tiny, reviews, tmp_path):

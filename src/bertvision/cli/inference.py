@@ -156,15 +156,9 @@ def serve(
 
     Example: bertvision serve RUN OTHER_RUN --port 8000
     """
-    try:
-        from bertvision.serving import ServerSettings
-        from bertvision.serving.server import serve as run_server
-    except ImportError as error:
-        raise BertVisionError(
-            f"The server needs the packages of the extra `serve` ({error.name} is missing): "
-            "pip install 'bertvision[serve]'."
-        ) from error
     from bertvision import trained_model
+    from bertvision.serving import ServerSettings
+    from bertvision.serving.server import serve as run_server
 
     settings = ServerSettings(
         max_batch_tokens=budget,

@@ -23,6 +23,7 @@ from bertvision.shared_encoders import AttachedHead, TorchEncoder, layers_read
 from bertvision.sharing import copy_tokenizer, write_inference_files
 from bertvision.tasks import Answer, Example
 from bertvision.trained_model import TrainedModel, load_all
+from bertvision.types import call_head
 
 OPSET = 20
 """The first opset with a GELU operator."""
@@ -75,8 +76,8 @@ class ParityReport:
             return
         raise BertVisionError(
             f"The exported model {self.model} differs from the original: {self.agreement:.2f} % of {self.rows:,} "
-            f"answers are equal (required: {limits.agreement:g} %), and logits differ by up to {self.largest_difference:.1e} "
-            f"(allowed: {limits.difference:g}). The new export was not kept."
+            f"answers are equal (required: {limits.agreement:g} %), and logits differ by up to "
+            f"{self.largest_difference:.1e} (allowed: {limits.difference:g}). The new export was not kept."
         )
 
 
@@ -92,9 +93,13 @@ class Graph(nn.Module):
         self.heads = nn.ModuleList(shared_encoder.heads[name] for name in heads)
 
     def forward(self, *given: Tensor) -> tuple[Tensor, ...]:
-        *tokens, mask = given
-        states = self.shared_encoder.states(dict(zip(self.inputs, tokens, strict=True)), mask, self.names)
-        return tuple(head(states[name], mask) for name, head in zip(self.names, self.heads, strict=True))
+        tokens = dict(zip(self.inputs, given, strict=True))
+        attention_mask, text_ids = tokens.pop("attention_mask").bool(), tokens.pop("text_ids", None)
+        states = self.shared_encoder.states(tokens, attention_mask, text_ids, self.names)
+        return tuple(
+            call_head(head, states[name], attention_mask, text_ids)
+            for name, head in zip(self.names, self.heads, strict=True)
+        )
 
 
 def export_onnx(
@@ -130,7 +135,7 @@ def export_onnx(
     outputs = {name: f"logits_{number}" for number, name in enumerate(dict.fromkeys(head.head for head in heads))}
     with atomic_directory(directory) as temporary:
         with _silence_exporter():
-            _write_graph(temporary / GRAPH, shared_encoder, models[0], outputs, int8=int8)
+            _write_graph(temporary / GRAPH, shared_encoder, models, outputs, int8=int8)
         copy_tokenizer(models[0].members[0], temporary)
         runs = [_write_run(model, temporary, number, outputs) for number, model in enumerate(models)]
         manifest = {
@@ -201,27 +206,29 @@ def _write_run(model: TrainedModel, place: Path, number: int, outputs: Mapping[s
 
 
 def _write_graph(
-    path: Path, shared_encoder: TorchEncoder, model: TrainedModel, outputs: Mapping[str, str], *, int8: bool
+    path: Path, shared_encoder: TorchEncoder, models: Sequence[TrainedModel], outputs: Mapping[str, str], *, int8: bool
 ) -> None:
     """Trace the encoder and all heads, with dynamic batch size and length."""
-    sample: Any = ("a short text",) * len(model.task.inputs)
-    inputs = list(model.encode([sample]).tokens)
+    samples = [model.encode([("a short text",) * len(model.task.inputs)]) for model in models]  # pyright: ignore
+    pairs = any(features.second_text_starts is not None for features in samples)
+    inputs = [*samples[0].tokens, "attention_mask", *(["text_ids"] if pairs else [])]
     sizes = {"batch": torch.export.Dim("batch", min=1), "tokens": torch.export.Dim("tokens", min=2)}
     graph = Graph(shared_encoder, inputs, outputs).cpu().eval()
-    tokens = tuple(torch.ones(2, 16, dtype=torch.int64) for _ in inputs)
-    mask = torch.ones(2, 16, dtype=torch.int64)
-    mask[:, 6:] = 2
-    mask[1, 9:] = 0
+    given = {name: torch.ones(2, 16, dtype=torch.int64) for name in inputs}
+    given["attention_mask"][1, 9:] = 0
+    if pairs:
+        given["text_ids"][:, :6] = 0
+        given["text_ids"][1, 9:] = 0
     open_sizes = {0: sizes["batch"], 1: sizes["tokens"]}
     with torch.no_grad():
         try:
             program = torch.onnx.export(
                 graph,
-                (*tokens, mask),
+                tuple(given.values()),
                 dynamo=True,
-                input_names=[*inputs, "attention_mask"],
+                input_names=inputs,
                 output_names=list(outputs.values()),
-                dynamic_shapes=(tuple(open_sizes for _ in range(len(inputs) + 1)),),
+                dynamic_shapes=(tuple(open_sizes for _ in inputs),),
                 opset_version=OPSET,
                 verbose=False,
             )

@@ -203,7 +203,8 @@ def _collect_rows(
     New rows are added to `unique_rows`.
     """
     rows = []
-    seconds = [None] * len(features) if features.seconds is None else features.seconds.tolist()
+    starts = features.second_text_starts
+    seconds = [None] * len(features) if starts is None else starts.tolist()
     bounds = zip(features.offsets[:-1].tolist(), features.offsets[1:].tolist(), seconds, strict=True)
     for first, last, second in bounds:
         tokens = {name: flat[first:last] for name, flat in features.tokens.items()}
