@@ -235,5 +235,5 @@ def check_format_2(directory, pair):
 
 
 def test_bi_encoding_needs_a_pair(tiny, reviews, tmp_path):
-    with pytest.raises(BertVisionError, match="is no pair"):
+    with pytest.raises(BertVisionError, match="has one text"):
         make(tiny, reviews, tmp_path, ["adapter:encoding=bi,token_pooling=max"])
