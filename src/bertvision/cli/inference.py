@@ -107,7 +107,7 @@ def export(
     """
     from bertvision import trained_model
     from bertvision.lab import pipeline
-    from bertvision.serving.onnx_export import Limits, export_onnx
+    from bertvision.serving.onnx_export import ParityLimits, export_onnx
 
     models = trained_model.load_all([resolve_model(run, root) for run in runs])
     examples = []
@@ -118,17 +118,17 @@ def export(
             labelled = pipeline.dev_examples(pipeline.experiment_of(model.run))
         examples.append(labelled[:rows] if rows else labelled)
     directory = to or models[0].run.directory / ("onnx-int8" if int8 else "onnx")
-    limits = Limits.usual(int8).changed(agreement, tolerance)
+    limits = ParityLimits.default(int8=int8).override(agreement, tolerance)
     reports = export_onnx(models, directory, examples, int8=int8, limits=limits)
     if as_json:
-        output.as_json({"directory": str(directory), "parity": reports})
+        output.as_json({"directory": str(directory), "parity": [report.to_dict() for report in reports]})
         return
     table = [
         {
-            "model": report["model"],
-            "rows": f"{report['rows']:,}",
-            "equal predictions, %": f"{report['agreement']:.2f}",
-            "largest difference": f"{report['largest_difference']:.1e}",
+            "model": report.model,
+            "rows": f"{report.rows:,}",
+            "equal predictions, %": f"{report.agreement:.2f}",
+            "largest difference": f"{report.largest_difference:.1e}",
         }
         for report in reports
     ]
