@@ -182,7 +182,7 @@ def test_share_and_export(cli, runs, tmp_path):
     words = ["export", tmp_path / "shared", "--onnx", "--data", runs[0] / "none.csv"]
     refused(cli(*words), "none.csv")
     refused(
-        cli("export", result.best.directory, "--to", tmp_path / "x", "--rows", 8, "--tolerance", 0), "Nothing was kept"
+        cli("export", result.best.directory, "--to", tmp_path / "x", "--rows", 8, "--tolerance", 0), "was not kept"
     )
 
 
