@@ -2,15 +2,17 @@
 
 import hashlib
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from bertvision import devices, heads
+from bertvision.cpu_optimizations import use_cpu_optimizations
 from bertvision.encoders import Encoder, load_encoder_info
 from bertvision.errors import BertVisionError, lookup
 from bertvision.heads import HeadConfig
@@ -21,6 +23,9 @@ from bertvision.training import predict
 from bertvision.types import Batches, Features, HeadShape, Predictions
 
 logger = logging.getLogger(__name__)
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
 
 EVAL_ROWS = 64
 EVAL_TOKENS = {"cpu": 1024}  # with padding; more is no faster and takes more memory
@@ -117,6 +122,19 @@ class ExperimentData:
         """Predict a split with every model."""
         offsets = split.features.offsets if self.task.per_token else None
         return predict(models, batches, split.features.ids, offsets, label=label)
+
+
+def with_cpu_setting(
+    step: Callable[Concatenate[ExperimentData, Parameters], Result],
+) -> Callable[Concatenate[ExperimentData, Parameters], Result]:
+    """Run a step of the pipeline with or without the optimizations for CPUs, as the experiment says."""
+
+    @wraps(step)
+    def run_step(data: ExperimentData, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        with use_cpu_optimizations(data.experiment.cpu_optimizations):
+            return step(data, *args, **kwargs)
+
+    return run_step
 
 
 def find_task(experiment: Experiment) -> Task:

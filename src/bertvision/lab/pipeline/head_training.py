@@ -25,7 +25,7 @@ from bertvision.heads import (
     training_dtype,
     upgrade_state_dict,
 )
-from bertvision.lab.pipeline.data import ExperimentData, fingerprint
+from bertvision.lab.pipeline.data import ExperimentData, fingerprint, with_cpu_setting
 from bertvision.lab.pipeline.evaluation import bert_run, finish, validation_scores
 from bertvision.lab.pipeline.finetuning import Checkpoint
 from bertvision.lab.pipeline.states import states
@@ -34,6 +34,7 @@ from bertvision.training import Checkpointer, FitOptions, TrainState, fit
 from bertvision.types import HeadShape, StateView
 
 
+@with_cpu_setting
 def train_heads(data: ExperimentData, checkpoint: Checkpoint, *, start: Run | None = None) -> list[Run]:
     """Train every head and control on one pass over the states of a fraction; skip those already there.
 
@@ -127,6 +128,7 @@ def _train(
     resume.unlink(missing_ok=True)
 
 
+@with_cpu_setting
 def evaluate_at(data: ExperimentData, runs: Sequence[Run], checkpoint: Checkpoint) -> list[Run]:
     """Score trained heads on the states of another point; thresholds and the like are chosen there anew."""
     dev = fingerprint(data.dev)
