@@ -1,6 +1,5 @@
 """The shape nearly every head has, and BERT's own."""
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -43,7 +42,7 @@ class Head(nn.Module):
         made = build_token_pooling(token_pooling, shape, features)  # for spans too: a misspelt option is a mistake
         self.token_pooling = nn.Identity() if shape.per_token else made
         self.dropout = nn.Dropout(dropout)
-        self.classifier = nn.Linear(self._gathered(features), shape.outputs)
+        self.classifier = nn.Linear(self._gathered(features), shape.num_outputs)
 
     def forward(self, hidden: Tensor, attention_mask: Tensor, text_ids: Tensor | None = None) -> Tensor:
         """Compute logits. Hidden states (B, L, T, W), mask and text ids (B, T) -> (B, T, C) or (B, C)"""
@@ -80,7 +79,7 @@ class Head(nn.Module):
     def _features(self) -> int:
         """Measure F with a probe of one token, so that no layer_pooling has to compute it."""
         self.eval()  # the probe must not move batch-norm statistics
-        probe = torch.zeros(1, self.shape.layers, 1, self.shape.width)
+        probe = torch.zeros(1, self.shape.num_channels, 1, self.shape.hidden_size)
         features = self._represent(probe, torch.ones(1, 1, dtype=torch.bool)).shape[-1]
         self.train()
         return features
@@ -102,9 +101,9 @@ class BertHead(nn.Module):
         super().__init__()
         self.shape = shape
         if not shape.per_token:
-            self.pooler = nn.Linear(shape.width, shape.width)
+            self.pooler = nn.Linear(shape.hidden_size, shape.hidden_size)
             self.dropout = nn.Dropout(dropout)
-        self.classifier = nn.Linear(shape.width, shape.outputs)
+        self.classifier = nn.Linear(shape.hidden_size, shape.num_outputs)
         for layer in self.children():
             if isinstance(layer, nn.Linear):
                 nn.init.normal_(layer.weight, std=0.02)  # BERT's initializer
@@ -128,17 +127,17 @@ class BertHead(nn.Module):
 
 
 class LayerSelect(nn.Module):
-    """Show a head some of the layers only."""
+    """Give a head some of the channels of the hidden states only."""
 
-    def __init__(self, head: nn.Module, layers: list[int], among: Sequence[int] | None = None):
-        """`among`: the numbers of the layers that the states hold; none: they begin with 0."""
+    def __init__(self, head: nn.Module, selection: StateView, available: StateView):
+        """`selection`: the channels that the head reads; `available`: those that the hidden states hold."""
         super().__init__()
         self.head = head
-        self.chosen = layers
-        self._look_at([among.index(layer) for layer in layers] if among else layers)
+        self.selection = selection
+        self.select_from(available)
 
     def forward(self, hidden: Tensor, attention_mask: Tensor, text_ids: Tensor | None = None) -> Any:
-        return call_head(self.head, hidden[:, self.layers], attention_mask, text_ids)
+        return call_head(self.head, hidden[:, self.channels], attention_mask, text_ids)
 
     @property
     def reads_first(self) -> bool:
@@ -150,14 +149,10 @@ class LayerSelect(nn.Module):
         """Whether training multiplies in bfloat16 whatever it is shown."""
         return bool(self.head.halved)
 
-    def through(self, view: StateView, layers: int) -> "LayerSelect":
-        """Find the chosen layers in states that are a view of `layers` layers."""
-        available = [*view.layers, layers] if view.pooled else list(view.layers)
-        self._look_at([available.index(layer) for layer in self.chosen])
-        return self
-
-    def _look_at(self, positions: list[int]) -> None:
+    def select_from(self, available: StateView) -> None:
+        """Find the selected channels in hidden states that hold these."""
+        positions = available.positions(self.selection)
         # A slice is a view; a list of indices copies every state.
         first, last = positions[0], positions[-1]
         step = positions[1] - first if len(positions) > 1 else 1
-        self.layers = slice(first, last + 1, step) if positions == list(range(first, last + 1, step)) else positions
+        self.channels = slice(first, last + 1, step) if positions == list(range(first, last + 1, step)) else positions

@@ -73,15 +73,15 @@ class ExperimentData:
     def shape(self, encoder: Encoder, configs: Iterable[HeadConfig] = ()) -> HeadShape:
         """Return the shape of the hidden states that these heads read when they are trained together."""
         configs = list(configs)
-        pooled = any(config.pooler_output for config in configs) and not self.task.per_token
+        pooler_output = any(config.pooler_output for config in configs) and not self.task.per_token
         return HeadShape(
-            layers=encoder.layers + pooled,
-            tokens=self.max_tokens,
-            width=encoder.width,
-            outputs=self.task.outputs,
+            num_layers=encoder.num_layers,
+            max_tokens=self.max_tokens,
+            hidden_size=encoder.hidden_size,
+            num_outputs=self.task.outputs,
             per_token=self.task.per_token,
-            pooled=pooled,
-            apart=any(config.uses_bi_encoding for config in configs),
+            pooler_output=pooler_output,
+            bi_encoding=any(config.uses_bi_encoding for config in configs),
         )
 
     def shuffled(self, optim: TrainingConfig, *, labels: float = 1.0) -> TokenBatches:
@@ -182,7 +182,7 @@ def load_data(experiment: Experiment) -> ExperimentData:
         tokenizer=reading.tokenizer,
         pad_ids=reading.pad_ids,
         max_tokens=max_tokens,
-        token_bytes=reading.layers * reading.width * 4,
+        token_bytes=reading.num_layers * reading.hidden_size * 4,
         train=splits[0],
         validation=splits[1],
         dev=splits[2],
