@@ -25,10 +25,10 @@ from scored import Scored, kept, read
 from bertvision import heads
 from bertvision.files import write_json
 from bertvision.lab import extraction, pipeline
+from bertvision.lab.benchmarks import TASKS
 from bertvision.lab.experiment import Experiment, StoreConfig, TrainingConfig, make
 from bertvision.lab.statistics import Pair, ScoreDifference, compare, holm, interval
 from bertvision.runs import Run
-from bertvision.tasks import TASKS
 
 # The published sentence heads read 26 channels of BERT-large: 25 layers and the pooled [CLS].
 PAPER_SENTENCES = {
@@ -107,7 +107,7 @@ def train(experiment: Experiment, fraction: float, root: Path, default: str = ""
 
 def default_of(task: str) -> str:
     """The head that a task gets unless told otherwise."""
-    return heads.canonical(heads.DEFAULT_HEADS[TASKS[task].kind][-1])
+    return heads.canonical(heads.DEFAULT_HEADS[TASKS[task].example_kind][-1])
 
 
 def single_of(task: str) -> str:

@@ -147,8 +147,8 @@ class TrainedModel:
         bert: bool = False,
     ) -> list[dict[str, Any]]:
         """Turn what the heads say into one answer per item, in the items' order."""
-        answers = self.task.present(self.combine(found), features, self.settings)
-        beside = self.task.present(found[self.own], features, self.own_settings) if bert else {}
+        answers = self.task.format_answers(self.combine(found), features, self.settings)
+        beside = self.task.format_answers(found[self.own], features, self.own_settings) if bert else {}
         for id, answer in answers.items():
             if bert:
                 answer["bert"] = beside[id]
@@ -166,7 +166,7 @@ class TrainedModel:
         examples = self.task.read(path)
         features = self.encode_examples(examples)
         found = self.logits(features)
-        scores = self.task.score(self.task.answers(found, features, self.settings), examples)
+        scores = self.task.score(self.task.decode(found, features, self.settings), examples)
         return scores | self.task.calibration(found, features, self.settings, examples)
 
     def _tokenizer_place(self) -> Path | str:
@@ -180,7 +180,7 @@ class TrainedModel:
 
     def _example(self, index: int, item: Item) -> Example:
         """Check an item against what the task reads."""
-        wanted = self.task.inputs
+        wanted = self.task.text_names
         if isinstance(item, Mapping):
             names = wanted
             if set(item) <= set(POSITIONS) and not set(wanted) <= set(item):

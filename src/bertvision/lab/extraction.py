@@ -60,7 +60,7 @@ def extract(
 
 def _numbers(data: ExperimentData, layers: str, count: int, texts: str, *, first: bool) -> tuple[int, ...]:
     """The numbers of the layers to be stored, of every way in which the texts of a pair are to be read."""
-    pair = data.task.kind == "pair"
+    pair = data.task.example_kind == "pair"
     texts = texts or ("both" if pair and not first else "cross")
     if lookup(ENCODINGS, texts, "value of encoding") and texts != "cross" and (first or not pair):
         raise BertVisionError("Only the texts of pairs can be read apart, and then [CLS] alone is of one text.")

@@ -63,7 +63,7 @@ def create_app(trained_models: Sequence[TrainedModel], settings: ServerSettings,
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         batcher.start()
         for name, each in served.models.items():  # the first pass allocates; nobody should wait for that
-            item: Any = ("warm up",) * len(each.task.inputs)
+            item: Any = ("warm up",) * len(each.task.text_names)
             await served.answer({name: each}, [item], nbest=1, bert=True, timeout=None)
         running.ready = True
         yield

@@ -96,7 +96,7 @@ def read(rows: Sequence[QueuedRow]) -> list[dict[str, np.ndarray]]:
         tokens={name: np.concatenate([row.tokens[name] for row in rows]) for name in rows[0].tokens},
         offsets=np.concatenate([[0], np.cumsum(lengths)]),
         labels=np.zeros(len(rows), dtype=np.int64),
-        origins=[None] * len(rows),
+        example_ids=[""] * len(rows),
         seconds=np.array([row.length if row.second is None else row.second for row in rows]),
     )
     batch = TokenBatches(features, len(rows), rows[0].pad_ids).collate(np.arange(len(rows)))

@@ -59,6 +59,6 @@ def examples_for(task: Task) -> Shown:
     """Return titles and texts that fit what a task reads."""
     if task.name in BY_TASK:
         return BY_TASK[task.name]
-    if "context" in task.inputs:
+    if "context" in task.text_names:
         return QUESTIONS
-    return PAIRS if len(task.inputs) == 2 else OTHER
+    return PAIRS if len(task.text_names) == 2 else OTHER

@@ -72,7 +72,7 @@ TYPES = {str: "BYTES", float: "FP64", int: "INT64"}
 def items_of(infer: Infer, predictor: TrainedModel) -> list[Any]:
     """Turn columns into items."""
     columns = {tensor.name: tensor.data for tensor in infer.inputs}
-    wanted = predictor.task.inputs
+    wanted = predictor.task.text_names
     missing = [name for name in wanted if name not in columns]
     if missing:
         raise BertVisionError(f"The request lacks the input {missing[0]!r}; the model reads {', '.join(wanted)}.")
@@ -125,7 +125,7 @@ def add_routes(app: FastAPI, served: InferenceService, running: Any) -> None:
         predictor = find(name)
         if predictor is None:
             return unknown()
-        inputs = [{"name": each, "datatype": "BYTES", "shape": [-1]} for each in predictor.task.inputs]
+        inputs = [{"name": each, "datatype": "BYTES", "shape": [-1]} for each in predictor.task.text_names]
         kind = next(each["answers"] for each in served.description["models"] if each["name"] == name)
         main = {"span": ("answer", "BYTES"), "class": ("label", "BYTES"), "score": ("score", "FP64")}[kind]
         outputs = [{"name": main[0], "datatype": main[1], "shape": [-1]}]

@@ -111,7 +111,7 @@ def compare(name: str, one: TrainedModel, other: TrainedModel, examples: Sequenc
         raise BertVisionError(f"There are no rows to compare the answers of {name} on. Give some with --data.")
     features = one.encode_examples(examples)
     first, second = one.logits(features), other.logits(features)
-    said = [one.task.answers(found, features, one.settings) for found in (first, second)]
+    said = [one.task.decode(found, features, one.settings) for found in (first, second)]
     same = [_same(said[0][example.id], said[1][example.id]) for example in examples]
     return {
         "model": Path(name).name,
@@ -177,7 +177,7 @@ def _write_graph(
     path: Path, shared_encoder: TorchEncoder, model: TrainedModel, outputs: Mapping[str, str], *, int8: bool
 ) -> None:
     """Trace the backbone and all heads once, with batch and length left open."""
-    sample: Any = ("a short text",) * len(model.task.inputs)
+    sample: Any = ("a short text",) * len(model.task.text_names)
     inputs = list(model.encode([sample]).tokens)
     sizes = {"batch": torch.export.Dim("batch", min=1), "tokens": torch.export.Dim("tokens", min=2)}
     graph = Graph(shared_encoder, inputs, outputs).cpu().eval()

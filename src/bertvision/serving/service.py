@@ -56,7 +56,7 @@ class InferenceService:
         if len(self.models) == 1:
             return dict(self.models)
         sizes = {1 if isinstance(item, str) else len(item) for item in items}
-        fitting = {name: each for name, each in self.models.items() if {len(each.task.inputs)} == sizes}
+        fitting = {name: each for name, each in self.models.items() if {len(each.task.text_names)} == sizes}
         if not fitting:
             raise BertVisionError(f"No model reads such items. Name one of: {', '.join(self.models)}.")
         return fitting
@@ -148,7 +148,7 @@ def encode_all(models: dict[str, TrainedModel], items: Sequence[Item]) -> dict[s
     done: dict[tuple[Any, ...], Features] = {}
     encoded = {}
     for name, each in models.items():
-        alike = each.members[0].experiment["weights"], type(each.task), each.max_tokens, each.task.inputs
+        alike = each.members[0].experiment["weights"], type(each.task), each.max_tokens, each.task.text_names
         key = (*alike, getattr(each.task, "answerable", None), id(each.own.shared_encoder))
         if key not in done:
             done[key] = each.encode(items)
@@ -195,7 +195,7 @@ def _describe(name: str, each: TrainedModel) -> dict[str, Any]:
         "summary": task.summary,
         "kind": run.kind,
         "head": run.name,
-        "inputs": list(task.inputs),
+        "inputs": list(task.text_names),
         "answers": "span" if task.per_token else "class" if classes else "score",
         "classes": classes,
         "encoder": _encoder_name(each.members[0]),

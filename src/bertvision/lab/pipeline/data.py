@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from bertvision import devices, heads
 from bertvision.encoders import Encoder, load_encoder_info
 from bertvision.errors import BertVisionError, lookup
+from bertvision.lab.benchmarks import TASKS
 from bertvision.lab.experiment import Experiment, TrainingConfig
 from bertvision.states import FORMATS, MODES, TokenBatches
-from bertvision.tasks import TASKS, DataRequest, Example, Task, draw_nested, task_from_files
+from bertvision.tasks import DataRequest, Example, Task, UserFiles, draw_nested, task_from_files
 from bertvision.training import predict
 from bertvision.types import Batches, Features, HeadShape, Predictions
 
@@ -86,8 +87,7 @@ class ExperimentData:
         count = max(1, round(share * len(examples)))
         drawn = draw_nested(self.task.strata(examples), count, self.experiment.data.split_seed)
         ids = {examples[place].id for place in drawn}
-        # A row's origin is its example's id, or a window that has one.
-        return np.flatnonzero([getattr(origin, "id", origin) in ids for origin in self.train.features.origins])
+        return np.flatnonzero([id in ids for id in self.train.features.example_ids])
 
     def vocabulary(self) -> Tensor:
         """Every token that batches of train hold. (V,)"""
@@ -113,14 +113,13 @@ def find_task(experiment: Experiment) -> Task:
     data = experiment.data
     if data.train_file:
         return task_from_files(
-            train=data.train_file,
-            dev=data.dev_file,
-            validation=data.validation_file,
+            UserFiles(train=data.train_file, dev=data.dev_file, validation=data.validation_file),
             text=data.text,
             text_pair=data.text_pair,
             label=data.label,
             kind=data.kind,
             name=experiment.task,
+            reserved=TASKS,
         )
     if not experiment.task:
         raise BertVisionError("Name a task (`bertvision tasks` lists them), or your own data with --train-file FILE.")
@@ -140,8 +139,8 @@ def load_data(experiment: Experiment) -> ExperimentData:
     task = find_task(experiment)
     _check_texts(experiment, task)
     precision = devices.resolve_precision(experiment.precision)
-    auxiliary_head = heads.canonical(experiment.auxiliary_head or heads.AUXILIARY_HEADS[task.kind])
-    trained = experiment.heads or heads.DEFAULT_HEADS[task.kind]
+    auxiliary_head = heads.canonical(experiment.auxiliary_head or heads.AUXILIARY_HEADS[task.example_kind])
+    trained = experiment.heads or heads.DEFAULT_HEADS[task.example_kind]
     experiment = replace(experiment, heads=trained, auxiliary_head=auxiliary_head, precision=precision)
     wanted = experiment.data
     reading = load_encoder_info(experiment.encoder_at(min(experiment.fractions)))
@@ -160,7 +159,7 @@ def load_data(experiment: Experiment) -> ExperimentData:
     finetune, head = experiment.finetune, experiment.train
     own = finetune.learning_rate or reading.learning_rate or task.learning_rate
     finetune = replace(finetune, learning_rate=own, batch_size=finetune.batch_size or task.batch_size)
-    rate = head.learning_rate or heads.DEFAULT_LEARNING_RATES[task.kind]
+    rate = head.learning_rate or heads.DEFAULT_LEARNING_RATES[task.example_kind]
     head = replace(head, learning_rate=rate, batch_size=head.batch_size or task.batch_size)
     splits = [Split(rows, task.encode(rows, reading.tokenizer, max_tokens)) for rows in (train, validation, dev)]
     return ExperimentData(
@@ -184,7 +183,7 @@ def _check_texts(experiment: Experiment, task: Task) -> None:
     for spec in experiment.heads + [experiment.auxiliary_head] * bool(experiment.auxiliary_head):
         if not heads.uses_bi_encoding(heads.parse(spec)[1]):
             continue
-        if task.kind != "pair":
+        if task.example_kind != "pair":
             raise BertVisionError(
                 f"Head {spec!r} reads the texts of a pair apart; an example of {task.name} is no pair."
             )

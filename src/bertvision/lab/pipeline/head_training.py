@@ -59,7 +59,7 @@ def _train(
         for rate in rates:
             models[f"{spec}@{rate:g}"] = head = new_head(data, spec, shape, view)
             if start is not None:
-                warm_start(head, start, data.task.describe())
+                warm_start(head, start, data.task.to_dict())
             configs[f"{spec}@{rate:g}"] = replace(data.heads, learning_rate=rate)
     began = time.perf_counter()
     validation = states(data, checkpoint, "validation", view, data.ordered(data.validation))

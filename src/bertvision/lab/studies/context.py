@@ -79,12 +79,12 @@ class StudyContext:
     @property
     def default(self) -> str:
         """The head that stands for the method: the last one named."""
-        return canonical((self.experiment.heads or DEFAULT_HEADS[self.task.kind])[-1])
+        return canonical((self.experiment.heads or DEFAULT_HEADS[self.task.example_kind])[-1])
 
     @property
     def heads(self) -> list[str]:
         """The heads asked for."""
-        return [canonical(spec) for spec in self.experiment.heads or DEFAULT_HEADS[self.task.kind]]
+        return [canonical(spec) for spec in self.experiment.heads or DEFAULT_HEADS[self.task.example_kind]]
 
     @property
     def controls(self) -> list[str]:
