@@ -140,7 +140,7 @@ class Task(ABC):
         """Return the stratum of each example, for stratified sampling. (N,)"""
 
     @abstractmethod
-    def loss(self, logits: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
+    def loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor) -> Tensor:
         """Return the mean loss of a batch, a scalar."""
 
     def fit_decoding(

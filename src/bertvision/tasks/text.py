@@ -157,7 +157,7 @@ class TextTask(Task):
         """Tokenize examples. The longer text of a pair is truncated first."""
         return encode_texts(examples, tokenizer, max_tokens, np.int64 if self.classes else np.float32)
 
-    def loss(self, logits: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
+    def loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor) -> Tensor:
         """Return the cross-entropy, or for regression the mean squared error. logits (B, C), labels (B,)"""
         if self.classes:
             return torch.nn.functional.cross_entropy(logits.float(), labels)
