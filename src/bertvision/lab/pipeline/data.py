@@ -147,15 +147,10 @@ def load_data(experiment: Experiment) -> ExperimentData:
         )
     task = find_task(experiment)
     precision = devices.resolve_precision(experiment.precision)
-<<<<<<< HEAD
-    trained = trained or list(heads.DEFAULT_HEADS[task.example_kind].values())
-    auxiliary_head = auxiliary_head or heads.AUXILIARY_HEADS[task.example_kind]
-=======
     trained = heads.resolve_heads(experiment.heads, task.example_kind)
     auxiliary_head = heads.AUXILIARY_HEADS[task.example_kind]
     if experiment.auxiliary_head:
         auxiliary_head = HeadConfig.parse(experiment.auxiliary_head, task.example_kind)
->>>>>>> main
     _check_encodings(trained, auxiliary_head, task)
     specs = [str(config) for config in trained]
     experiment = replace(experiment, heads=specs, auxiliary_head=str(auxiliary_head), precision=precision)

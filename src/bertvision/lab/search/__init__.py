@@ -137,13 +137,8 @@ def _base(experiment: Experiment, what: str) -> Experiment:
     if what != "head":
         return experiment
     at = sorted(set(experiment.head_fractions or experiment.fractions))
-<<<<<<< HEAD
-    heads = experiment.heads or CANDIDATES[find_task(experiment).example_kind]
-    heads = [str(HeadConfig.parse(spec)) for spec in heads]
-=======
     kind = find_task(experiment).example_kind
     heads = [str(config) for config in resolve_heads(experiment.heads or CANDIDATES[kind], kind)]
->>>>>>> main
     # On disk the states outlive the process, are shared with others, and are the same for whoever runs best.toml.
     mode = "store" if experiment.states == "auto" else experiment.states
     return replace(experiment, heads=heads, fractions=at, head_fractions=at, extra_learning_rates=[], states=mode)
