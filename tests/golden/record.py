@@ -38,8 +38,8 @@ from bertvision.lab import (  # noqa: E402
     extraction,
     pipeline,
 )
-from bertvision.serving.onnx_export import export_onnx  # noqa: E402
 from bertvision.lab.benchmarks import TASKS  # noqa: E402
+from bertvision.serving.onnx_export import export_onnx  # noqa: E402
 
 # Everything that calls the package; where names change, these functions change, and golden.json does not.
 
