@@ -366,11 +366,11 @@ def run(cell: dict, cells: Cells, key: str, data_dir: str, rows: int, dev_rows: 
         return
     scores, compared = {}, {}
     for name, predictions in outcome.predict("dev").items():
-        chosen = task.tune(validation[name], data.validation.features, data.validation.examples)
-        outcomes = task.outcomes(task.answers(predictions, split.features, chosen), split.examples)
+        chosen = task.fit_decoding(validation[name], data.validation.features, data.validation.examples)
+        outcomes = task.outcomes(task.decode(predictions, split.features, chosen), split.examples)
         compared[name] = np.float32(outcomes).round(4)
         graded = list(validation_score(data, data.validation, validation[name]))
-        scores[name] = task.summarize(outcomes) | {"grade": graded}
+        scores[name] = task.compute_metrics(outcomes) | {"grade": graded}
     found |= {
         "primary": task.primary,
         "score": scores["model"][task.primary],

@@ -84,13 +84,13 @@ def agreement(runner: TrialRunner) -> dict[str, Any]:
     chosen_on = data.validation
     stored = StoredStates(runner.extracted("validation", "float32"), data.ordered(chosen_on).plan)
     predictions = data.predict({"head": head}, stored, chosen_on, "validation")["head"]
-    settings = task.tune(predictions, chosen_on.features, chosen_on.examples)
+    settings = task.fit_decoding(predictions, chosen_on.features, chosen_on.examples)
     found: dict[str, Any] = {"validation_f1": score}
     exact: dict[str, Any] = {}
     for type in FORMATS:
         stored = StoredStates(runner.extracted("dev", type), data.ordered(split).plan)
         predictions = data.predict({"head": head}, stored, split, type)["head"]
-        answers = task.answers(predictions, split.features, settings)
+        answers = task.decode(predictions, split.features, settings)
         texts = {key: answer.text for key, answer in answers.items()}
         exact = exact or texts
         same = float(np.mean([exact[key] == text for key, text in texts.items()]))
@@ -152,8 +152,8 @@ def _score(data: ExperimentData, runner: TrialRunner, head: nn.Module, type: str
         split = getattr(data, name)
         stored = StoredStates(runner.extracted(name, type, data, checkpoint), data.ordered(split).plan)
         found[name] = data.predict({"head": head}, stored, split, name)["head"]
-    settings = task.tune(found["validation"], data.validation.features, data.validation.examples)
-    answers = task.answers(found["dev"], data.dev.features, settings)
+    settings = task.fit_decoding(found["validation"], data.validation.features, data.validation.examples)
+    answers = task.decode(found["dev"], data.dev.features, settings)
     return task.score(answers, data.dev.examples)[task.primary]
 
 
@@ -368,7 +368,7 @@ def _first(features: Features, rows: int) -> Features:
         tokens={name: flat[:end] for name, flat in features.tokens.items()},
         offsets=features.offsets[: rows + 1],
         labels=features.labels[:rows],
-        origins=features.origins[:rows],
+        example_ids=features.example_ids[:rows],
     )
 
 

@@ -114,10 +114,12 @@ class Features:
     """(N + 1,): row i is `tokens[name][offsets[i]:offsets[i + 1]]`."""
     labels: np.ndarray
     """(N,) int64 classes or float32 scores; (N, 2) start and end tokens for spans."""
-    origins: list[Any]
-    """What the task needs to turn row i back into an answer: at least the example's id."""
+    example_ids: list[str]
+    """The example that each row is made of."""
     second_text_starts: np.ndarray | None = None
     """(N,) the position of the first token of each pair's second text. None if the rows are single texts."""
+    windows: list[Any] | None = None
+    """For tasks with spans: the part of the context that each row covers."""
 
     def __len__(self) -> int:
         return len(self.ids)

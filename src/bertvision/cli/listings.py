@@ -26,7 +26,7 @@ def tasks(as_json: Json = False) -> None:
 
     Example: bertvision tasks --json
     """
-    from bertvision.tasks import TASKS
+    from bertvision.lab.benchmarks import TASKS
 
     rows = [
         {

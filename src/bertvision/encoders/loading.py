@@ -23,7 +23,7 @@ from bertvision.encoders.encoder import Encoder, EncoderWithHead, first_position
 from bertvision.encoders.table import ENCODERS
 from bertvision.errors import BertVisionError
 from bertvision.files import require_space, save_tensors
-from bertvision.sources import answers, unpack
+from bertvision.sources import can_connect, unpack
 
 # Their classification head is BERT's pooler (dense, tanh) and classifier under other names.
 _TANH_HEADS = {"roberta", "xlm-roberta", "camembert", "mpnet"}
@@ -143,7 +143,7 @@ def tokenizer_hash(tokenizer: Any) -> str:
 @cache
 def _offline(where: str) -> bool:
     """Tell whether only the library's cache can help: asking a Hub that does not answer takes it half a minute."""
-    return Path(where).is_dir() or not answers(huggingface_hub.constants.ENDPOINT)
+    return Path(where).is_dir() or not can_connect(huggingface_hub.constants.ENDPOINT)
 
 
 def _require_encoder(name: str, config: Any) -> None:

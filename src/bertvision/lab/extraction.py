@@ -60,7 +60,7 @@ def extract(
 
 def _view(data: ExperimentData, layers: str, num_layers: int, texts: str, *, first: bool, pooled: bool) -> StateView:
     """Return the hidden states to be stored."""
-    pair = data.task.kind == "pair"
+    pair = data.task.example_kind == "pair"
     texts = texts or ("both" if pair and not first else "cross")
     if lookup(ENCODINGS, texts, "value of encoding") and texts != "cross" and (first or not pair):
         raise BertVisionError("Only the texts of pairs can be read apart, and then [CLS] alone is of one text.")

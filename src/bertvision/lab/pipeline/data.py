@@ -14,9 +14,10 @@ from bertvision import devices, heads
 from bertvision.encoders import Encoder, load_encoder_info
 from bertvision.errors import BertVisionError, lookup
 from bertvision.heads import HeadConfig
+from bertvision.lab.benchmarks import TASKS
 from bertvision.lab.experiment import Experiment, TrainingConfig
 from bertvision.states import FORMATS, MODES, TokenBatches
-from bertvision.tasks import TASKS, DataRequest, Example, Task, draw_nested, task_from_files
+from bertvision.tasks import DataRequest, Example, Task, UserFiles, draw_nested, task_from_files
 from bertvision.training import predict
 from bertvision.types import Batches, Features, HeadShape, Predictions
 
@@ -97,8 +98,7 @@ class ExperimentData:
         count = max(1, round(share * len(examples)))
         drawn = draw_nested(self.task.strata(examples), count, self.experiment.data.split_seed)
         ids = {examples[place].id for place in drawn}
-        # A row's origin is its example's id, or a window that has one.
-        return np.flatnonzero([getattr(origin, "id", origin) in ids for origin in self.train.features.origins])
+        return np.flatnonzero([id in ids for id in self.train.features.example_ids])
 
     def vocabulary(self) -> Tensor:
         """Every token that batches of train hold. (V,)"""
@@ -124,14 +124,13 @@ def find_task(experiment: Experiment) -> Task:
     data = experiment.data
     if data.train_file:
         return task_from_files(
-            train=data.train_file,
-            dev=data.dev_file,
-            validation=data.validation_file,
+            UserFiles(train=data.train_file, dev=data.dev_file, validation=data.validation_file),
             text=data.text,
             text_pair=data.text_pair,
             label=data.label,
             kind=data.kind,
             name=experiment.task,
+            reserved=TASKS,
         )
     if not experiment.task:
         raise BertVisionError("Name a task (`bertvision tasks` lists them), or your own data with --train-file FILE.")
@@ -148,10 +147,10 @@ def load_data(experiment: Experiment) -> ExperimentData:
         )
     task = find_task(experiment)
     precision = devices.resolve_precision(experiment.precision)
-    trained = heads.resolve_heads(experiment.heads, task.kind)
-    auxiliary_head = heads.AUXILIARY_HEADS[task.kind]
+    trained = heads.resolve_heads(experiment.heads, task.example_kind)
+    auxiliary_head = heads.AUXILIARY_HEADS[task.example_kind]
     if experiment.auxiliary_head:
-        auxiliary_head = HeadConfig.parse(experiment.auxiliary_head, task.kind)
+        auxiliary_head = HeadConfig.parse(experiment.auxiliary_head, task.example_kind)
     _check_encodings(trained, auxiliary_head, task)
     specs = [str(config) for config in trained]
     experiment = replace(experiment, heads=specs, auxiliary_head=str(auxiliary_head), precision=precision)
@@ -172,7 +171,7 @@ def load_data(experiment: Experiment) -> ExperimentData:
     finetune, head = experiment.finetune, experiment.train
     own = finetune.learning_rate or reading.learning_rate or task.learning_rate
     finetune = replace(finetune, learning_rate=own, batch_size=finetune.batch_size or task.batch_size)
-    rate = head.learning_rate or heads.DEFAULT_LEARNING_RATES[task.kind]
+    rate = head.learning_rate or heads.DEFAULT_LEARNING_RATES[task.example_kind]
     head = replace(head, learning_rate=rate, batch_size=head.batch_size or task.batch_size)
     splits = [Split(rows, task.encode(rows, reading.tokenizer, max_tokens)) for rows in (train, validation, dev)]
     return ExperimentData(
@@ -194,7 +193,7 @@ def load_data(experiment: Experiment) -> ExperimentData:
 def _check_encodings(trained: Sequence[HeadConfig], auxiliary_head: HeadConfig, task: Task) -> None:
     """Refuse bi-encoding heads for tasks of one text, and for fine-tuning, which uses a cross-encoding."""
     for config in [*trained, auxiliary_head]:
-        if config.uses_bi_encoding and task.kind != "pair":
+        if config.uses_bi_encoding and task.example_kind != "pair":
             raise BertVisionError(f"Head {str(config)!r} encodes two texts separately; {task.name} has one text.")
     if auxiliary_head.uses_bi_encoding:
         raise BertVisionError(

@@ -69,7 +69,7 @@ def _train(
         for rate in rates:
             models[f"{config}@{rate:g}"] = head = new_head(data, config, shape, view)
             if start is not None:
-                warm_start(head, start, data.task.describe())
+                warm_start(head, start, data.task.to_dict())
             optims[f"{config}@{rate:g}"] = replace(data.heads, learning_rate=rate)
     began = time.perf_counter()
     validation = states(data, checkpoint, "validation", view, data.ordered(data.validation))

@@ -96,7 +96,7 @@ def search(
     numbers = list(range(base.seed, base.seed + seeds))
     where: Space | BertSpace = overlay(lookup(SPACES, what, "model to search for")(), space)
     runner = TrialRunner(tried, where if isinstance(where, Space) else None, numbers, Path(root))
-    known: Any = {"usual_rate": runner.data.finetune.learning_rate, "kind": runner.data.task.kind}
+    known: Any = {"usual_rate": runner.data.finetune.learning_rate, "kind": runner.data.task.example_kind}
     where = check(where, **known)
     if isinstance(where, Space):
         runner.space = where
@@ -137,7 +137,7 @@ def _base(experiment: Experiment, what: str) -> Experiment:
     if what != "head":
         return experiment
     at = sorted(set(experiment.head_fractions or experiment.fractions))
-    kind = find_task(experiment).kind
+    kind = find_task(experiment).example_kind
     heads = [str(config) for config in resolve_heads(experiment.heads or CANDIDATES[kind], kind)]
     # On disk the states outlive the process, are shared with others, and are the same for whoever runs best.toml.
     mode = "store" if experiment.states == "auto" else experiment.states
