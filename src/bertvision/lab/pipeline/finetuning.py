@@ -246,7 +246,7 @@ class Checkpoint:
             self.encoder,
             tokens,
             view,
-            pool=self.last.pooler_output if view.pooled else None,
+            pool=self.last.pooler_output if view.pooler_output else None,
             device=devices.device(),
         )
 
