@@ -45,9 +45,9 @@ def search(
 
     Example: bertvision search --task stsb --limit 1000 --at 0.3 --heads adapter,learned --trials 20
     """
-    from bertvision.lab.search import search as find
+    from bertvision.lab.search import search as run_search
 
-    found = find(
+    result = run_search(
         experiment,
         what=what,
         trials=trials,
@@ -59,25 +59,27 @@ def search(
         address=address,
         root=root,
     )
-    _print(found, as_json)
+    _print(result, as_json)
 
 
-def _print(found: "SearchResult", as_json: bool) -> None:
+def _print(result: "SearchResult", as_json: bool) -> None:
     from bertvision.lab import pipeline
 
     if as_json:
         output.as_json(
             {
-                "experiment": str(found.file),
-                "setting": vars(found.setting),
-                "validation": found.validation,
-                "final": [{"directory": str(run.directory), "score": run.metrics["score"]} for run in found.runs],
-                "importance": found.importance,
-                "history": found.history,
+                "experiment": str(result.file),
+                "setting": vars(result.setting),
+                "validation": result.validation,
+                "final": [{"directory": str(run.directory), "score": run.metrics["score"]} for run in result.runs],
+                "importance": result.importance,
+                "history": result.history,
             }
         )
         return
-    ranked = sorted(found.history, key=lambda row: -1 if row["validation"] is None else row["validation"], reverse=True)
+    ranked = sorted(
+        result.history, key=lambda row: -1 if row["validation"] is None else row["validation"], reverse=True
+    )
     rows = [
         {
             "trial": row["number"],
@@ -91,10 +93,10 @@ def _print(found: "SearchResult", as_json: bool) -> None:
         for row in ranked[:SHOWN]
     ]
     output.table(rows, numbers=("trial", "validation", "fraction", "rate", "epochs"))
-    if found.importance:
-        shares = ", ".join(f"{name} {share:.2f}" for name, share in found.importance.items())
+    if result.importance:
+        shares = ", ".join(f"{name} {share:.2f}" for name, share in result.importance.items())
         print(f"Importance: {shares}")
-    for comparison in found.final:
+    for comparison in result.final:
         print()
         output.print_comparison(pipeline.rows(comparison), task_kind_of(comparison.best))
-    print(f"Experiment: {found.file}\nHistory:    {found.directory / 'search.md'}")
+    print(f"Experiment: {result.file}\nHistory:    {result.directory / 'search.md'}")
