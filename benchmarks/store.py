@@ -49,8 +49,8 @@ class TrialRunner:
         experiment = make(task="squad2", encoder=given.encoder, fractions=[0.0], **settings)
         self.data = load_data(experiment)
         self.checkpoint = open_checkpoint(self.data, finetune(self.data, scratch / "runs"), 0.0)
-        self.view = StateView(layers=tuple(range(self.checkpoint.encoder.layers)))
-        self.width = self.checkpoint.encoder.width
+        self.view = StateView(cross_layers=tuple(range(self.checkpoint.encoder.num_layers)))
+        self.width = self.checkpoint.encoder.hidden_size
 
     def extracted(
         self, name: str, type: str, data: ExperimentData | None = None, checkpoint: Checkpoint | None = None
@@ -69,7 +69,7 @@ def size(runner: TrialRunner) -> dict[str, Any]:
     """Bytes against padded float32 at the task's maximum length."""
     lengths = np.concatenate([getattr(runner.data, name).features.lengths for name in ("train", "validation", "dev")])
 
-    padded = len(lengths) * runner.data.max_tokens * runner.view.channels * runner.width * 4
+    padded = len(lengths) * runner.data.max_tokens * runner.view.num_channels * runner.width * 4
     found = {
         type: padded / Layout(type=type, view=runner.view, width=runner.width, lengths=lengths).bytes
         for type in FORMATS
@@ -283,7 +283,7 @@ def original(runner: TrialRunner) -> dict[str, Any]:
     path = runner.scratch / "padded.h5"
     if not path.exists():
         with h5py.File(path.with_suffix(".tmp"), "w") as file:
-            shape = (rows, runner.view.channels, longest, runner.width)
+            shape = (rows, runner.view.num_channels, longest, runner.width)
             data = file.create_dataset("states", shape, dtype="float32", chunks=(1, *shape[1:]))
             for batch in StoredStates(store, BatchPlan(store.known.lengths[:rows], 16)).epoch(0):
                 for row, state in zip(batch.rows, batch.inputs, strict=True):

@@ -71,8 +71,9 @@ class EncoderInfo:
 
     tokenizer: Any
     max_tokens: int
-    layers: int
-    width: int
+    num_layers: int
+    """Embedding output included."""
+    hidden_size: int
     learning_rate: float
     """The rate that suits the backbone for fine-tuning; 0: the task's."""
 
@@ -90,8 +91,8 @@ def load_encoder_info(name: str) -> EncoderInfo:
     return EncoderInfo(
         tokenizer=tokenizer,
         max_tokens=_max_tokens(config, tokenizer),
-        layers=config.num_hidden_layers + 1,
-        width=config.hidden_size,
+        num_layers=config.num_hidden_layers + 1,
+        hidden_size=config.hidden_size,
         learning_rate=rate,
     )
 

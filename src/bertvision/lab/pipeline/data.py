@@ -2,15 +2,17 @@
 
 import hashlib
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from bertvision import devices, heads
+from bertvision.cpu_optimizations import use_cpu_optimizations
 from bertvision.encoders import Encoder, load_encoder_info
 from bertvision.errors import BertVisionError, lookup
 from bertvision.heads import HeadConfig
@@ -22,6 +24,9 @@ from bertvision.training import predict
 from bertvision.types import Batches, Features, HeadShape, Predictions
 
 logger = logging.getLogger(__name__)
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
 
 EVAL_ROWS = 64
 EVAL_TOKENS = {"cpu": 1024}  # with padding; more is no faster and takes more memory
@@ -74,15 +79,15 @@ class ExperimentData:
     def shape(self, encoder: Encoder, configs: Iterable[HeadConfig] = ()) -> HeadShape:
         """Return the shape of the hidden states that these heads read when they are trained together."""
         configs = list(configs)
-        pooled = any(config.pooler_output for config in configs) and not self.task.per_token
+        pooler_output = any(config.pooler_output for config in configs) and not self.task.per_token
         return HeadShape(
-            layers=encoder.layers + pooled,
-            tokens=self.max_tokens,
-            width=encoder.width,
-            outputs=self.task.outputs,
+            num_layers=encoder.num_layers,
+            max_tokens=self.max_tokens,
+            hidden_size=encoder.hidden_size,
+            num_outputs=self.task.outputs,
             per_token=self.task.per_token,
-            pooled=pooled,
-            apart=any(config.uses_bi_encoding for config in configs),
+            pooler_output=pooler_output,
+            bi_encoding=any(config.uses_bi_encoding for config in configs),
         )
 
     def shuffled(self, optim: TrainingConfig, *, labels: float = 1.0) -> TokenBatches:
@@ -117,6 +122,19 @@ class ExperimentData:
         """Predict a split with every model."""
         offsets = split.features.offsets if self.task.per_token else None
         return predict(models, batches, split.features.ids, offsets, label=label)
+
+
+def with_cpu_setting(
+    step: Callable[Concatenate[ExperimentData, Parameters], Result],
+) -> Callable[Concatenate[ExperimentData, Parameters], Result]:
+    """Run a step of the pipeline with or without the optimizations for CPUs, as the experiment says."""
+
+    @wraps(step)
+    def run_step(data: ExperimentData, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        with use_cpu_optimizations(data.experiment.cpu_optimizations):
+            return step(data, *args, **kwargs)
+
+    return run_step
 
 
 def find_task(experiment: Experiment) -> Task:
@@ -181,7 +199,7 @@ def load_data(experiment: Experiment) -> ExperimentData:
         tokenizer=reading.tokenizer,
         pad_ids=reading.pad_ids,
         max_tokens=max_tokens,
-        token_bytes=reading.layers * reading.width * 4,
+        token_bytes=reading.num_layers * reading.hidden_size * 4,
         train=splits[0],
         validation=splits[1],
         dev=splits[2],

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from bertvision.encoders import EncoderWithHead
 from bertvision.ensembles import combine
 from bertvision.files import read_json, value_hash
-from bertvision.lab.pipeline.data import ExperimentData, Split, fingerprint
+from bertvision.lab.pipeline.data import ExperimentData, Split, fingerprint, with_cpu_setting
 from bertvision.lab.pipeline.finetuning import Checkpoint
 from bertvision.lab.statistics import interval
 from bertvision.runs import Run, is_finished, save_run
@@ -21,6 +21,7 @@ from bertvision.training import ValidationScore
 from bertvision.types import Batches, HeadShape, Predictions
 
 
+@with_cpu_setting
 def bert_run(data: ExperimentData, checkpoint: Checkpoint, found: dict[str, Predictions] | None = None) -> Run:
     """Score BERT itself at a fraction; `found` are its predictions, if a pass over the states has made them."""
     directory = checkpoint.directory / f"bert-{value_hash(fingerprint(data.dev))}"

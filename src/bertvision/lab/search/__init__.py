@@ -101,7 +101,7 @@ def search(
     if isinstance(where, Space):
         runner.space = where
         for layers in where.layers:  # a mistake should not cost a fine-tuning
-            select_layers(layers, load_encoder_info(base.encoder).layers)
+            select_layers(layers, load_encoder_info(base.encoder).num_layers)
     key = value_hash([replace(tried, seed=0).to_dict(), asdict(where), numbers])
     name = runner.data.task.name
     place = Path(root) / slug(name) / slug(Path(base.encoder).name) / f"search-{what}-{key}"
