@@ -3,7 +3,6 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import compress
 from pathlib import Path
 from typing import ClassVar
 

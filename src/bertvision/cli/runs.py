@@ -138,11 +138,11 @@ def compare_runs(runs: RunReferences, root: Root = Path("runs"), as_json: Json =
         output.as_json(rows)
         return
     for row in rows:
-        row["name"] = output.short_name(row["name"], task.kind)
+        row["name"] = output.short_name(row["name"], task.example_kind)
         row["95 % of it"] = "{:.2f} to {:.2f}".format(*row["95 % of it"])
         row["parameters"] = output.parameters(row["parameters"])
     output.table(rows, numbers=[name for name in rows[0] if name != "name"])
-    for line in output.legend([run.name for run in resolved], task.kind):
+    for line in output.legend([run.name for run in resolved], task.example_kind):
         print(line)
 
 
