@@ -56,18 +56,18 @@ class Store:
             layout = self.manifest["layout"]
             self.identity: dict[str, Any] = self.manifest["identity"]
             self.view = view_from_manifest(layout, num_layers)
-            self.known = self._read_rows()
+            self.row_table = self._read_rows()
             self.layout = Layout(
                 type=layout["type"],
                 view=self.view,
                 width=layout["width"],
-                lengths=self.known.lengths,
+                lengths=self.row_table.lengths,
                 shard=layout["shard"],
             )
             self.checks = [shard["sha256"] for shard in self.manifest["shards"]]
         except (KeyError, TypeError) as error:
             raise self._error(f"its manifest lacks {error}") from error
-        self.rows = len(self.known.ids)
+        self.rows = len(self.row_table.ids)
         self._shards: dict[int, _OpenShard] = {}
         self._shard_of = np.repeat(np.arange(len(self.layout.bounds)), [b - a for a, b in self.layout.bounds])
         self._checked = np.zeros(self.rows, dtype=bool)
@@ -197,14 +197,14 @@ class Store:
             data = shard.mapped[start : start + int(self.layout.sizes[row])]
             if not self._checked[row]:
                 if zlib_ng.crc32(data.numpy().data) != shard.crcs[row - self.layout.bounds[number][0]]:
-                    raise self._error(f"row {row} ({self.known.ids[row]}) in shard {shard_name(number)} is damaged")
+                    raise self._error(f"row {row} ({self.row_table.ids[row]}) in shard {shard_name(number)} is damaged")
                 self._checked[row] = True
             found.append(data)
         return found
 
     def decode(self, rows: np.ndarray, data: Sequence[Tensor], view: StateView, hidden: Tensor) -> None:
         """Fill `hidden` (B, L, T, W) with the states that `bytes_of` returned, and padding."""
-        lengths = self.known.lengths[rows].tolist()
+        lengths = self.row_table.lengths[rows].tolist()
         channels, width, form = self.view.num_channels, self.layout.width, self.layout.format
         positions = self.view.positions(view)
         longest = hidden.shape[2]
