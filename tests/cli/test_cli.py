@@ -181,9 +181,7 @@ def test_share_and_export(cli, runs, tmp_path):
     assert cli("predict", tmp_path / "onnx", text, "--bert")[1] == before
     words = ["export", tmp_path / "shared", "--onnx", "--data", runs[0] / "none.csv"]
     refused(cli(*words), "none.csv")
-    refused(
-        cli("export", result.best.directory, "--to", tmp_path / "x", "--rows", 8, "--tolerance", 0), "was not kept"
-    )
+    refused(cli("export", result.best.directory, "--to", tmp_path / "x", "--rows", 8, "--tolerance", 0), "was not kept")
 
 
 def test_mistakes_of_serving(cli, runs, tmp_path):
