@@ -239,7 +239,7 @@ def _describe(store: "Store") -> dict[str, Any]:
         "split": identity.get("split", ""),
         "type": layout["type"],
         "rows": store.rows,
-        "tokens": int(store.known.lengths.sum()),
+        "tokens": int(store.row_table.lengths.sum()),
         "layers": layout["layers"],
         "pooled": layout["pooled"],
         "kept": layout["tokens"],
