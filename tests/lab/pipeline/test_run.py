@@ -67,7 +67,7 @@ def test_fine_tuning_goes_through_a_head(tiny, reviews, tmp_path):
     assert found.pop("").directory == found["last"].directory
     assert found["last"].auxiliary_head is None and found["learned:token_pooling=mean"].auxiliary_head is not None
     kept = found["adapter:token_pooling=max"].auxiliary_head
-    assert kept is not None and kept(torch.randn(2, 4, 5, 32), torch.ones(2, 5)).shape == (2, 2)
+    assert kept is not None and kept(torch.randn(2, 4, 5, 32), torch.ones(2, 5, dtype=torch.bool)).shape == (2, 2)
     fresh = build_head("adapter:token_pooling=max", kept.shape).classifier.bias
     assert not torch.equal(kept.classifier.bias, fresh)
     assert len({each.directory for each in found.values()}) == len({each.weights for each in found.values()}) == 3
