@@ -26,7 +26,7 @@ from bertvision import heads
 from bertvision.files import write_json
 from bertvision.lab import extraction, pipeline
 from bertvision.lab.experiment import Experiment, StoreConfig, TrainingConfig, make
-from bertvision.lab.statistics import Pair, ScoreDifference, compare, holm, interval
+from bertvision.lab.statistics import PairedOutcomes, ScoreDifference, compare, holm, interval
 from bertvision.runs import Run
 from bertvision.tasks import TASKS
 
@@ -177,7 +177,7 @@ def against(rival: str, ours: str, cells: Sequence[SeedJob]) -> ScoreDifference:
     for cell in cells:
         seeds = min(len(cell[rival]), len(cell[ours]))
         first, second = ([each.outcomes for each in cell[name][:seeds]] for name in (rival, ours))
-        pairs.append(Pair(TASKS[cell[ours][0].task], first, second))
+        pairs.append(PairedOutcomes(TASKS[cell[ours][0].task], first, second))
     return compare(pairs, resamples=2000)
 
 

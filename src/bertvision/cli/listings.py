@@ -202,7 +202,7 @@ def compare_runs(
 
     Example: bertvision runs compare RUN/bert-4e5f6a7b RUN/adapter-0a1b2c3d
     """
-    from bertvision.lab.statistics import Pair, compare
+    from bertvision.lab.statistics import PairedOutcomes, compare
     from bertvision.runs import open_run
     from bertvision.tasks import task_from_dict
 
@@ -215,7 +215,7 @@ def compare_runs(
     for run in found:
         if run.predictions().ids != first.predictions().ids:
             raise BertVisionError(f"{run.directory} was scored on other rows than {first.directory}.")
-        gap = compare([Pair(task, [first.outcomes()], [run.outcomes()])])
+        gap = compare([PairedOutcomes(task, [first.outcomes()], [run.outcomes()])])
         rows.append(
             {
                 "name": run.name,

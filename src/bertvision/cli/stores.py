@@ -52,8 +52,8 @@ def extract(
     """
 
     made = []
-    options: dict[str, Any] = {"first": first, "pooled": pooled, "texts": texts, "address": address}
-    for store in extraction.extract(experiment, root, _splits(splits), layers, **options):
+    options = _options(layers, first, pooled, texts)
+    for store in extraction.extract(experiment, root, _splits(splits), options, address=address):
         made.append(_describe(store))
     _print(made, as_json)
 
@@ -72,7 +72,7 @@ def estimate(
     Example: bertvision store estimate --task squad2 --encoder bert-large-uncased
     """
 
-    found = extraction.estimate(experiment, _splits(splits), layers, first=first, pooled=pooled, texts=texts)
+    found = extraction.estimate(experiment, _splits(splits), _options(layers, first, pooled, texts))
     if as_json:
         output.as_json(found)
         return
@@ -182,6 +182,10 @@ def remove(store: Where, as_json: Json = False) -> None:
         output.as_json({"removed": str(store), "bytes": freed})
         return
     print(f"Removed {store}: {_size(freed)}.")
+
+
+def _options(layers: str, first: bool, pooled: bool, texts: str) -> extraction.ExtractionOptions:
+    return extraction.ExtractionOptions(layers=layers, first_token_only=first, pooler_output=pooled, encoding=texts)
 
 
 def _splits(text: str) -> list[str]:

@@ -14,7 +14,7 @@ from bertvision.errors import BertVisionError
 from bertvision.lab.experiment import Experiment, merge
 
 if TYPE_CHECKING:
-    from bertvision.lab.studies import Result
+    from bertvision.lab.studies import StudyResult
 
 
 def register(app: typer.Typer) -> None:
@@ -38,15 +38,16 @@ def study(
     Example: bertvision study curve --task stsb --limit 1000 --fractions 0.1,0.3,1 --seeds 0,1
     """
     from bertvision.lab import studies
-    from bertvision.lab.report import tables
+    from bertvision.lab.reports import tables
 
     if name == "list":
         rows = [
-            {"study": n, "on": s.on, "summary": s.summary, "in the paper": s.paper} for n, s in studies.STUDIES.items()
+            {"study": key, "on": row.tasks, "summary": row.summary, "in the paper": row.paper}
+            for key, row in studies.STUDIES.items()
         ]
         output.as_json(rows) if as_json else output.table(rows)
         return
-    found: list[Result] = []
+    found: list[StudyResult] = []
     todo: list[tuple[Experiment, studies.StudyOptions, list[str]]] = []
     for experiment, settings in experiments:
         options = merge(studies.StudyOptions(), settings)
@@ -56,10 +57,10 @@ def study(
             options = merge(options, {"to": to.split(",")})
         todo.append((experiment, options, (options.studies or ["all"]) if name == "all" else [name]))
     if address:
-        studies.spread(todo, address, root)
+        studies.run_studies_on_cluster(todo, address, root)
     command = shlex.join(["bertvision", *sys.argv[1:]])
     for experiment, options, names in todo:
-        for result in studies.run(experiment, names, options=options, root=root, command=command):
+        for result in studies.run_studies(experiment, names, options=options, root=root, command=command):
             found.append(result)
             if not as_json:
                 print(tables.markdown(result))
@@ -88,7 +89,7 @@ def report(
 
     Example: bertvision report runs -o report.html --files report
     """
-    from bertvision.lab.report import write_report
+    from bertvision.lab.reports import write_report
 
     results = write_report(roots, out, files=files, examples=examples)
     print(f"{out}: {len(results)} studies of {', '.join(dict.fromkeys(result.task for result in results))}.")
@@ -107,7 +108,7 @@ def submit(
 
     Example: bertvision submit runs/.../adapter-1a2b3c4d --file glue/MRPC/test.tsv
     """
-    from bertvision.lab.report.submission import write_submission
+    from bertvision.lab.reports.submission import write_submission
 
     for path in write_submission(run, out, file):
         print(path)
