@@ -59,7 +59,8 @@ def extract(
     head_fractions = experiment.head_fractions or [min(experiment.fractions)]
     if experiment.store.directory and len(head_fractions) > 1:
         raise BertVisionError(
-            f"--store-dir can hold one fraction only, got {head_fractions}. Name one with --at, or leave out --store-dir."
+            f"--store-dir can hold one fraction only, got {head_fractions}. Name one with --at, or leave "
+            "--store-dir out."
         )
     data = load_data(replace(experiment, head_fractions=head_fractions, fractions=head_fractions))
     encoder_info = load_encoder_info(experiment.encoder_at(min(head_fractions)))

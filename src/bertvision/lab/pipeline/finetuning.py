@@ -28,7 +28,7 @@ from bertvision.lab.experiment import FRACTION, Experiment, TrainingConfig
 from bertvision.lab.pipeline.data import ExperimentData, fingerprint
 from bertvision.runs import slug
 from bertvision.states import ComputedStates, TokenBatches
-from bertvision.training import Loss, fit
+from bertvision.training import Checkpointer, FitOptions, Loss, fit
 from bertvision.types import Batches, StateView
 
 UNTRAINED = {"training_loss": 0.0, "seconds": 0.0, "steps": 0, "saving_seconds": 0.0}
@@ -135,13 +135,14 @@ def train_encoder(
             batches,
             loss,
             {"bert": optim},
-            seed=experiment.seed,
-            pause_at=missing,
-            on_pause=keep,
-            resume=resume,
-            fingerprint=place.name,
-            scale_loss=experiment.precision == "float16",
-            label=label,
+            FitOptions(
+                seed=experiment.seed,
+                fractions=missing,
+                on_fraction=lambda record: keep(record.fraction, asdict(record)),
+                scale_loss=experiment.precision == "float16",
+                label=label,
+            ),
+            Checkpointer(resume, place.name),
         )["bert"]
     distributed.barrier()
     resume.unlink(missing_ok=True)
@@ -201,7 +202,7 @@ def save_checkpoint(
         save_encoder(directory, model.bert if isinstance(model, TwoHeadModel) else model, data.tokenizer)
         if isinstance(model, TwoHeadModel):
             save_tensors(directory / AUXILIARY_HEAD_FILE, model.auxiliary_head.state_dict())
-        write_json(directory / "checkpoint.json", {"fraction": fraction, **record})
+        write_json(directory / "checkpoint.json", {**record, "fraction": fraction})
 
 
 def _restore_last(head: BertHead, found: Mapping[str, Tensor]) -> None:

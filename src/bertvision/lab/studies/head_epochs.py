@@ -12,7 +12,7 @@ from bertvision.lab.pipeline.states import states
 from bertvision.lab.studies.context import StudyContext, score_row
 from bertvision.lab.studies.result import Figure, StudyTable
 from bertvision.runs import Run, is_finished, slug
-from bertvision.training import fit
+from bertvision.training import Checkpointer, FitOptions, FractionRecord, fit
 
 
 def head_epochs(context: StudyContext) -> StudyTable:
@@ -58,14 +58,15 @@ def _runs_by_epoch(context: StudyContext, seed: int, fraction: float) -> list[Ru
     }
     train = states(data, checkpoint, "train", view, data.shuffled(optim), training_dtype([model]))
 
-    def save_run(epoch: float, record: dict[str, float]) -> None:
+    def save_run(record: FractionRecord) -> None:
+        epoch = record.fraction
         predictions = {
             name: data.predict({"head": model}, held_out[name], split, f"epoch {epoch:g} on {name}")["head"]
             for name, split in data.held_out.items()
         }
         weights = {name: value.cpu().clone() for name, value in model.state_dict().items()}
-        total = checkpoint.seconds + record["seconds"]
-        seconds = {"finetune": checkpoint.seconds, "head": record["seconds"], "total": total}
+        total = checkpoint.seconds + record.seconds
+        seconds = {"finetune": checkpoint.seconds, "head": record.seconds, "total": total}
         parameters = sum(p.numel() for p in model.parameters())
         extra = {"parameters": parameters, "seconds": seconds, "epoch": round(epoch)}
         directory = directories[round(epoch) - 1]
@@ -79,12 +80,10 @@ def _runs_by_epoch(context: StudyContext, seed: int, fraction: float) -> list[Ru
             train,
             data.task.loss,
             {"head": optim},
-            seed=seed,
-            pause_at=unfinished,
-            on_pause=save_run,
-            resume=resume,
-            fingerprint=key,
-            label=f"train {spec} for {epochs} epochs",
+            FitOptions(
+                seed=seed, fractions=unfinished, on_fraction=save_run, label=f"train {spec} for {epochs} epochs"
+            ),
+            Checkpointer(resume, key),
         )
     resume.unlink(missing_ok=True)
     return [Run(directory) for directory in directories]
