@@ -16,14 +16,14 @@ from bertvision.lab.experiment import make
 pytestmark = pytest.mark.alone
 
 TRIALS = 8
-# A driver, so that a dead process is noticed within a second, and every trial leaves a line in a log.
+# A driver, so that a dead process is noticed within seconds, and every trial leaves a line in a log.
 DRIVER = """
 import json, os, sys, time
 from bertvision.lab.experiment import make
 from bertvision.lab import search
 from bertvision.lab.searches import optuna_study, trials
 settings = json.loads(sys.argv[1])
-optuna_study.HEARTBEAT_SECONDS, optuna_study.DEAD_AFTER_SECONDS, optuna_study.POLL_SECONDS = 0.2, 2.0, 0.1
+optuna_study.HEARTBEAT_SECONDS, optuna_study.DEAD_AFTER_SECONDS, optuna_study.POLL_SECONDS = 0.2, 6.0, 0.1
 train, pause, log = trials.TrialRunner.train, settings.pop("pause"), open(settings.pop("log"), "a")
 
 def logged(self, todo, pruning_thresholds):

@@ -5,15 +5,17 @@ therefore draws the same settings and gives the same result wherever its trials 
 parallel, and however often it is interrupted.
 """
 
+import logging
 import re
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from threading import Event, Thread
 from typing import NamedTuple
 
 import optuna
+from optuna.exceptions import UpdateFinishedTrialError
 from optuna.samplers import TPESampler
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalRedisBackend
@@ -23,6 +25,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from bertvision.errors import BertVisionError
 from bertvision.lab.searches.space import TrialSettings
 from bertvision.lab.searches.trials import TrialOutcome
+
+logger = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 15.0  # between two heartbeats of a running trial
 DEAD_AFTER_SECONDS = 90.0  # without a heartbeat, after which the process of a trial is considered dead
@@ -131,7 +135,8 @@ def heartbeat(study: optuna.Study, trials: Sequence[Trial]) -> Iterator[None]:
     def beat() -> None:
         while not ended.wait(HEARTBEAT_SECONDS):
             for trial in trials:
-                trial.set_user_attr(HEARTBEAT, time.time())
+                with suppress(UpdateFinishedTrialError):
+                    trial.set_user_attr(HEARTBEAT, time.time())
 
     thread = Thread(target=beat, daemon=True)
     thread.start()
@@ -148,8 +153,12 @@ def heartbeat(study: optuna.Study, trials: Sequence[Trial]) -> Iterator[None]:
 
 
 def record_outcome(study: optuna.Study, trial: Trial, settings: TrialSettings, outcome: TrialOutcome) -> None:
-    """Save the outcome of a trial."""
-    trial.set_user_attr(SETTINGS, vars(settings))
+    """Save the outcome of a trial, unless another process took this one for dead and queued the trial again."""
+    try:
+        trial.set_user_attr(SETTINGS, vars(settings))
+    except UpdateFinishedTrialError:
+        logger.warning(f"Trial {trial.number} had no heartbeat for too long and was queued again; its outcome is lost.")
+        return
     trial.set_user_attr("seconds", outcome.seconds)
     for epoch, score in enumerate(outcome.by_epoch):
         trial.report(score, epoch)
