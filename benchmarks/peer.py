@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from bertvision import heads
 from bertvision.encoders import Encoder, EncoderWithHead, LoadedEncoder, load_encoder
 from bertvision.ensembles import combine
-from bertvision.heads import BertHead, view_of
+from bertvision.heads import BertHead, required_view
 from bertvision.lab import pipeline
 from bertvision.lab.experiment import Experiment, make
 from bertvision.lab.pipeline import ExperimentData
@@ -31,7 +31,7 @@ from bertvision.lab.pipeline.head_training import new_head
 from bertvision.lab.pipeline.states import states
 from bertvision.states import ComputedStates
 from bertvision.training import FitOptions, TrainState, fit
-from bertvision.types import Predictions, StateView
+from bertvision.types import Predictions, StateView, call_head
 
 LATENCY_ROWS = 200
 
@@ -177,7 +177,7 @@ def cls(last: Tensor, mask: Tensor) -> Tensor:
 
 def mean(last: Tensor, mask: Tensor) -> Tensor:
     """(B, T, W) -> (B, W)"""
-    weight = (mask > 0).unsqueeze(-1).to(last.dtype)
+    weight = mask.unsqueeze(-1).to(last.dtype)
     return (last * weight).sum(dim=1) / weight.sum(dim=1)
 
 
@@ -213,7 +213,7 @@ def probe(data: ExperimentData, cell: dict, meter: Meter, features: Callable[[Te
         stream = ComputedStates(encoder, data.ordered(split), StateView(layers=(encoder.layers - 1,)))
         found = np.empty((len(split.features), encoder.width), dtype=np.float32)
         for batch in stream.epoch(0):
-            found[batch.rows] = features(batch.inputs[:, 0], batch.mask).numpy()
+            found[batch.rows] = features(batch.inputs[:, 0], batch.attention_mask).numpy()
         return found
 
     return linear(data, cell, meter, read, encoder, features)
@@ -232,7 +232,7 @@ def embedding(data: ExperimentData, cell: dict, meter: Meter) -> Outcome:
         stream = ComputedStates(encoder, data.ordered(split), StateView(layers=(encoder.layers - 1,)))
         found = np.empty((len(examples), encoder.width), dtype=np.float32)
         for batch in stream.epoch(0):
-            found[batch.rows] = nn.functional.normalize(mean(batch.inputs[:, 0], batch.mask), dim=-1).numpy()
+            found[batch.rows] = nn.functional.normalize(mean(batch.inputs[:, 0], batch.attention_mask), dim=-1).numpy()
         return found
 
     def read(name: str) -> np.ndarray:
@@ -255,21 +255,23 @@ class Whole(nn.Module):
         super().__init__()
         self.encoder, self.head, self.layers = encoder, head, layers
 
-    def forward(self, tokens: dict[str, Tensor], mask: Tensor) -> Tensor:
+    def forward(self, tokens: dict[str, Tensor], attention_mask: Tensor, text_ids: Tensor | None = None) -> Tensor:
         """Tokens -> logits."""
-        return self.head(self.encoder(tokens, mask, self.layers), mask)
+        hidden = self.encoder(tokens, attention_mask, text_ids, self.layers)
+        return call_head(self.head, hidden, attention_mask, text_ids)
 
 
 def bertvision(data: ExperimentData, cell: dict, meter: Meter) -> Outcome:
     """Fine-tune for a fraction, read all layers once, train the default head and its control."""
-    spec = heads.canonical(data.experiment.heads[-1])
-    control = heads.last_layer_only(spec)
+    config = data.head_configs[-1]
+    configs = {str(each): each for each in (config, config.last_layer_only())}
+    spec, control = configs
     with tempfile.TemporaryDirectory() as root:
         with meter.stage("finetune"):
             checkpoint = pipeline.open_checkpoint(data, pipeline.finetune(data, Path(root)), cell["length"])
-        shape = data.shape(checkpoint.encoder, [spec])
-        view = view_of([spec], shape)
-        new = {name: new_head(data, name, shape, view) for name in (spec, control)}
+        shape = data.shape(checkpoint.encoder, [config])
+        view = required_view([config], shape)
+        new = {name: new_head(data, each, shape, view) for name, each in configs.items()}
         with meter.stage("states"):
             shuffled, dtype = data.shuffled(data.heads), heads.training_dtype(new.values())
             batches = {
@@ -341,7 +343,7 @@ def latency(model: nn.Module, data: ExperimentData) -> float:
     seconds = []
     for batch in batches:
         began = time.perf_counter()
-        model(batch.inputs, batch.mask)
+        call_head(model, batch.inputs, batch.attention_mask, batch.text_ids)
         seconds.append(time.perf_counter() - began)
     return statistics.median(seconds)
 

@@ -127,11 +127,11 @@ def texts_of(predictor: TrainedModel, longest: int, about: int, count: int) -> l
 @torch.inference_mode()
 def bare(predictor: TrainedModel, texts: list[str], batch: int, seconds: float) -> float:
     """Return the tokens a second of the encoder alone, in batches of texts of like length."""
-    shared_encoder = predictor.parts[0].shared_encoder
+    shared_encoder = predictor.attached_heads[0].shared_encoder
     assert isinstance(shared_encoder, TorchEncoder)
     features = predictor.encode(texts)
     tokens = TokenBatches(features, batch, predictor.pad_ids)
-    batches = [(each.inputs, each.mask > 0, int(features.lengths[each.rows].sum())) for each in tokens.epoch(0)]
+    batches = [(each.inputs, each.attention_mask, int(features.lengths[each.rows].sum())) for each in tokens.epoch(0)]
     for inputs, mask, _ in batches[:2]:
         shared_encoder.encoder.model(**inputs, attention_mask=mask)
     done, began = 0, time.perf_counter()
@@ -145,14 +145,14 @@ def bare(predictor: TrainedModel, texts: list[str], batch: int, seconds: float) 
 @torch.inference_mode()
 def plain_loop(predictor: TrainedModel, texts: list[str], seconds: float) -> float:
     """Return the texts a second of what one would write without a server: tokenize, encode, classify, one by one."""
-    shared_encoder, own = predictor.own
+    shared_encoder, own = predictor.bert_head
     assert isinstance(shared_encoder, TorchEncoder)
     head = shared_encoder.heads[own]
     tokenizer = predictor._tokenizer
     done, began = 0, time.perf_counter()
     while time.perf_counter() - began < seconds:
         encoded = tokenizer(texts[done % len(texts)], return_tensors="pt", truncation=True, max_length=128)
-        mask = encoded.pop("attention_mask")
+        mask = encoded.pop("attention_mask").bool()
         last = shared_encoder.encoder.model(**encoded, attention_mask=mask).last_hidden_state
         head(last.unsqueeze(1), mask).softmax(-1).tolist()
         done += 1

@@ -2,6 +2,7 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForQuestionAnswering, AutoModelForSequenceClassification
@@ -21,7 +22,7 @@ from bertvision.encoders import (
 from bertvision.errors import BertVisionError
 from bertvision.heads import BertHead, build_head
 from bertvision.training.optimizers import build_optimizer
-from bertvision.types import HeadShape
+from bertvision.types import Batch, HeadShape
 from conftest import FAMILIES, save_tiny
 
 SENTENCE = HeadShape(layers=4, tokens=16, width=32, outputs=3, per_token=False)
@@ -60,20 +61,29 @@ def test_texts_of_a_pair_read_apart_are_read_as_if_alone(family, tmp_path):
     encoder = loaded.encoder.eval()
     pairs = [("the film was very good", "a bad plot"), ("quite fine", "this story is not great at all")]
     encoded = loaded.tokenizer(*map(list, zip(*pairs, strict=True)), padding=True, return_tensors="pt")
-    mask = encoded.pop("attention_mask")
+    mask = encoded.pop("attention_mask").bool()
     seconds = [encoded.sequence_ids(row).index(1) for row in range(len(pairs))]
-    for row, second in enumerate(seconds):
-        mask[row, second:] *= 2
-    found = encoder(dict(encoded), mask, range(-encoder.layers, 0))
+    text_ids = mask & (torch.arange(mask.shape[1]) >= torch.tensor(seconds)[:, None])
+    found = encoder(dict(encoded), mask, text_ids, range(-encoder.layers, 0))
     assert found.shape == (2, encoder.layers, mask.shape[1], encoder.width)
-    both = encoder(dict(encoded), mask, [-4, -1, 0, 2])
-    together = encoder(dict(encoded), mask)
+    both = encoder(dict(encoded), mask, text_ids, [-4, -1, 0, 2])
+    together = encoder(dict(encoded), mask, text_ids)
     torch.testing.assert_close(both, torch.stack([found[:, 0], found[:, 3], together[:, 0], together[:, 2]], dim=1))
     for row, (texts, second) in enumerate(zip(pairs, seconds, strict=True)):
-        here = [slice(0, second), slice(second, int((mask[row] > 0).sum()))]
+        here = [slice(0, second), slice(second, int(mask[row].sum()))]
         for text, place, lead in zip(texts, here, (0, 1), strict=True):  # the second has no [CLS] in the pair
             alone = encoder(*batch(loaded.tokenizer, [text]))[0, :, lead:]
             torch.testing.assert_close(found[row, :, place], alone, atol=1e-5, rtol=1e-4)
+
+
+def test_a_mask_that_is_not_boolean_is_refused(tiny):
+    loaded = load_encoder(str(tiny))
+    tokens, mask = batch(loaded.tokenizer, TEXTS)
+    for call in (loaded.encoder, loaded.encoder.last):
+        with pytest.raises(TypeError, match=r"must be of type torch.bool, got torch.int64"):
+            call(tokens, mask.long())
+    with pytest.raises(TypeError, match="torch.bool"):
+        Batch(rows=np.arange(2), inputs=tokens, attention_mask=mask.to(torch.uint8), labels=torch.zeros(2))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -287,7 +297,7 @@ def test_hub_names_come_from_the_library_s_cache(tmp_path):
 def test_half_precision_products_give_float32_states(tiny):
     """Weights, sums and states stay float32; only the products lose digits."""
     exact, half = (load_encoder(str(tiny), precision).encoder.eval() for precision in ("float32", "bfloat16"))
-    tokens, mask = {"input_ids": torch.tensor([[2, 9, 11, 3]])}, torch.ones(1, 4, dtype=torch.uint8)
+    tokens, mask = {"input_ids": torch.tensor([[2, 9, 11, 3]])}, torch.ones(1, 4, dtype=torch.bool)
     first, second = exact(tokens, mask), half(tokens, mask)
     assert second.dtype == half.last(tokens, mask).dtype == torch.float32
     assert {p.dtype for p in half.parameters()} == {torch.float32}

@@ -11,6 +11,7 @@ import torch
 
 import bertvision
 from bertvision.errors import BertVisionError
+from bertvision.files import file_hash
 from bertvision.heads import HEADS
 from bertvision.lab.pipeline import dev_examples, experiment_of
 from bertvision.onnx_model import GRAPH, MANIFEST
@@ -94,8 +95,8 @@ def test_an_export_is_loaded_as_a_run_and_moves(spans, tmp_path):
         first, second = (each.predict(("who made the tower", context), bert=True) for each in (one, other))
         assert (first["answer"], first["bert"]["answer"]) == (second["answer"], second["bert"]["answer"])
         assert first["null_probability"] == pytest.approx(second["null_probability"], abs=1e-4)
-        assert other.layers == one.layers and "onnxruntime" in other.own.shared_encoder.runs_on
-    with pytest.raises(BertVisionError, match="name one of them"):
+        assert other.layers == one.layers and "onnxruntime" in other.bert_head.shared_encoder.runs_on
+    with pytest.raises(BertVisionError, match="choose one of"):
         load(moved)
     assert load(next((moved / "runs").iterdir())).predict(("who", context))
 
@@ -107,7 +108,7 @@ def test_int8_is_smaller_and_held_to_its_own_limits(sentences, tmp_path):
     assert all(report["largest_difference"] > 1e-4 for report in reports)  # it is int8 indeed
     types = {node.op_type for node in onnx.load(tmp_path / "int8" / GRAPH).graph.node}
     assert "MatMulInteger" in types or "DynamicQuantizeMatMul" in types
-    assert "int8" in load_all([tmp_path / "int8"])[0].own.shared_encoder.runs_on
+    assert "int8" in load_all([tmp_path / "int8"])[0].bert_head.shared_encoder.runs_on
 
 
 def test_a_graph_that_answers_otherwise_is_not_kept(sentences, tmp_path, monkeypatch):
@@ -118,7 +119,7 @@ def test_a_graph_that_answers_otherwise_is_not_kept(sentences, tmp_path, monkeyp
     def damaged(path, shared_encoder, *given, **named):
         weights = [
             p
-            for name, p in shared_encoder.heads[chosen[0].parts[0].head].named_parameters()
+            for name, p in shared_encoder.heads[chosen[0].attached_heads[0].head].named_parameters()
             if name.endswith("classifier.weight")
         ]
         with torch.no_grad():
@@ -196,13 +197,38 @@ def test_texts_read_apart_and_together_answer_the_same_from_a_graph(tiny, tmp_pa
     for torch_one, onnx_one in zip(models, load_all([tmp_path / "graph"]), strict=True):
         probability = torch_one.predict(pair)["probability"]
         assert onnx_one.predict(pair)["probability"] == pytest.approx(probability, abs=1e-4)
+    check_format_2(tmp_path / "graph", pair)
     assert [each.layers[0]["encoding"] for each in models if each.run.name == both] == ["both"]
-    assert {each.run.name: each.passes for each in models if each.run.kind != "ensemble"} == {
+    assert {each.run.name: each.num_forward_passes for each in models if each.run.kind != "ensemble"} == {
         "BERT": 1,
         "learned": 1,
         both: 2,
         "adapter:encoding=bi,size=4,token_pooling=max": 2,
     }
+
+
+def check_format_2(directory, pair):
+    """An export of format 2 has one mask, which is 2 for the second text; it is still read, and answers the same."""
+    expected = [model.predict(pair)["probability"] for model in load_all([directory])]
+    graph = onnx.load(directory / GRAPH)
+    assert [node.name for node in graph.graph.input][-2:] == ["attention_mask", "text_ids"]
+    for node in graph.graph.node:
+        node.input[:] = [f"new_{name}" if name in ("attention_mask", "text_ids") else name for name in node.input]
+    nodes = [
+        onnx.helper.make_node("Min", ["attention_mask", "one"], ["new_attention_mask"]),
+        onnx.helper.make_node("Sub", ["attention_mask", "new_attention_mask"], ["new_text_ids"]),
+    ]
+    graph.graph.initializer.append(onnx.numpy_helper.from_array(np.array(1), "one"))
+    del graph.graph.input[-1]
+    for number, node in enumerate(nodes):
+        graph.graph.node.insert(number, node)
+    onnx.save(graph, directory / GRAPH)
+    manifest = json.loads((directory / MANIFEST).read_text())
+    (directory / MANIFEST).write_text(json.dumps(manifest | {"format": 2, "sha256": file_hash(directory / GRAPH)}))
+    assert [model.predict(pair)["probability"] for model in load_all([directory])] == pytest.approx(expected, abs=1e-5)
+    (directory / MANIFEST).write_text(json.dumps(manifest | {"format": 1}))
+    with pytest.raises(BertVisionError, match="format 1; this version reads 2 and 3"):
+        load_all([directory])
 
 
 def test_one_text_cannot_be_read_apart(tiny, reviews, tmp_path):

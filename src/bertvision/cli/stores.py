@@ -9,10 +9,10 @@ from bertvision.cli import output
 from bertvision.cli.options import experiment_flags
 from bertvision.cli.training import Cluster, Json, Root
 from bertvision.errors import BertVisionError
-from bertvision.lab import extraction
-from bertvision.lab.experiment import Experiment
 
 if TYPE_CHECKING:
+    from bertvision.lab.experiment import Experiment
+    from bertvision.lab.extraction import ExtractionOptions
     from bertvision.states import Store
     from bertvision.types import StateView
 
@@ -36,7 +36,7 @@ def register(app: typer.Typer) -> None:
 
 
 def extract(
-    experiment: Experiment,
+    experiment: "Experiment",
     splits: Annotated[str, typer.Option(help="Which of train,validation,dev.")] = "train,validation,dev",
     layers: Layers = "all",
     first: First = False,
@@ -50,6 +50,7 @@ def extract(
 
     Example: bertvision extract --task stsb --limit 1000 --at 0.3 --store-dtype int8
     """
+    from bertvision.lab import extraction
 
     made = []
     options = _options(layers, first, pooled, texts)
@@ -59,7 +60,7 @@ def extract(
 
 
 def estimate(
-    experiment: Experiment,
+    experiment: "Experiment",
     splits: Annotated[str, typer.Option(help="Which of train,validation,dev.")] = "train,validation,dev",
     layers: Layers = "all",
     first: First = False,
@@ -71,6 +72,7 @@ def estimate(
 
     Example: bertvision store estimate --task squad2 --encoder bert-large-uncased
     """
+    from bertvision.lab import extraction
 
     found = extraction.estimate(experiment, _splits(splits), _options(layers, first, pooled, texts))
     if as_json:
@@ -184,8 +186,10 @@ def remove(store: Where, as_json: Json = False) -> None:
     print(f"Removed {store}: {_size(freed)}.")
 
 
-def _options(layers: str, first: bool, pooled: bool, texts: str) -> extraction.ExtractionOptions:
-    return extraction.ExtractionOptions(layers=layers, first_token_only=first, pooler_output=pooled, encoding=texts)
+def _options(layers: str, first: bool, pooled: bool, texts: str) -> "ExtractionOptions":
+    from bertvision.lab.extraction import ExtractionOptions
+
+    return ExtractionOptions(layers=layers, first_token_only=first, pooler_output=pooled, encoding=texts)
 
 
 def _splits(text: str) -> list[str]:

@@ -15,6 +15,7 @@ from bertvision.cpu_optimizations.packed_linear import packed
 from bertvision.cpu_optimizations.partial_embedding import PartialEmbedding
 from bertvision.encoders.bi_encoding import encode_in_one_row, encode_in_two_rows
 from bertvision.errors import BertVisionError
+from bertvision.types import call_head, require_bool
 
 
 def attend(
@@ -70,16 +71,23 @@ class Encoder(nn.Module):
         self.layers: int = model.config.num_hidden_layers + 1
         self.width: int = model.config.hidden_size
 
-    def forward(self, tokens: dict[str, Tensor], mask: Tensor, layers: Sequence[int] | None = None) -> Tensor:
+    def forward(
+        self,
+        tokens: dict[str, Tensor],
+        attention_mask: Tensor,
+        text_ids: Tensor | None = None,
+        layers: Sequence[int] | None = None,
+    ) -> Tensor:
         """Return every layer, embedding output first, `last_hidden_state` last, or those asked for by their numbers,
         which rise; below 0 are the layers of texts read apart, counted from behind. (B, T) -> (B, L, T, W)"""
+        require_bool(attention_mask)
         numbers = range(self.layers) if layers is None else layers
         found: list[Tensor] = []
         if numbers[0] < 0:
-            bi = self._read_bi(tokens, mask)
+            bi = self._read_bi(tokens, attention_mask, text_ids)
             found += [bi(number) for number in numbers if number < 0]
         if numbers[-1] >= 0:
-            cross = self._read(tokens, mask > 0)
+            cross = self._read(tokens, attention_mask)
             found += [cross[number] for number in numbers if number >= 0]
         return torch.stack(found, dim=1).float()
 
@@ -90,13 +98,16 @@ class Encoder(nn.Module):
         # Some families normalize once more after the last layer; what BERT's own head reads must come last.
         return [*output.hidden_states[:-1], output.last_hidden_state]
 
-    def _read_bi(self, tokens: dict[str, Tensor], mask: Tensor) -> Callable[[int], Tensor]:
+    def _read_bi(
+        self, tokens: dict[str, Tensor], attention_mask: Tensor, text_ids: Tensor | None
+    ) -> Callable[[int], Tensor]:
         """Read each text of a pair by itself; return what gives a layer by its number. -> (B, T, W)"""
         config = self.model.config
+        text_ids = torch.zeros_like(attention_mask) if text_ids is None else text_ids
         if config.model_type in _PLACED and config._attn_implementation == ATTENTION:
-            inputs, seen, put_back = encode_in_one_row(tokens, mask, first_position(config))
+            inputs, seen, put_back = encode_in_one_row(tokens, attention_mask, text_ids, first_position(config))
         else:
-            inputs, seen, put_back = encode_in_two_rows(tokens, mask)
+            inputs, seen, put_back = encode_in_two_rows(tokens, attention_mask, text_ids)
         read = self._read(inputs, seen)
         return lambda number: put_back(read[number])
 
@@ -104,10 +115,11 @@ class Encoder(nn.Module):
         """Be quicker for a while, if it is frozen and multiplies in bfloat16 on a CPU; the states are the same."""
         return packed(self.model) if self.precision == "bfloat16" else nullcontext()
 
-    def last(self, tokens: dict[str, Tensor], mask: Tensor) -> Tensor:
+    def last(self, tokens: dict[str, Tensor], attention_mask: Tensor) -> Tensor:
         """Return the last layer alone, for fine-tuning. (B, T) -> (B, 1, T, W)"""
-        with self._autocast(mask):
-            output = self.model(**tokens, attention_mask=mask > 0)
+        require_bool(attention_mask)
+        with self._autocast(attention_mask):
+            output = self.model(**tokens, attention_mask=attention_mask)
         return output.last_hidden_state.float().unsqueeze(1)
 
     def restrict_vocabulary(self, vocabulary: Tensor) -> None:
@@ -158,9 +170,9 @@ class EncoderWithHead(nn.Module):
         self.encoder = encoder
         self.head = head
 
-    def forward(self, tokens: dict[str, Tensor], mask: Tensor) -> Tensor:
+    def forward(self, tokens: dict[str, Tensor], attention_mask: Tensor, text_ids: Tensor | None = None) -> Tensor:
         """Tokens -> logits."""
-        return self.head(self.encoder.last(tokens, mask), mask)
+        return call_head(self.head, self.encoder.last(tokens, attention_mask), attention_mask, text_ids)
 
 
 class TwoHeadModel(nn.Module):
@@ -173,10 +185,12 @@ class TwoHeadModel(nn.Module):
         self.auxiliary_head = auxiliary_head
         self.lr_scale = lr_scale
 
-    def forward(self, tokens: dict[str, Tensor], mask: Tensor) -> list[Tensor]:
+    def forward(
+        self, tokens: dict[str, Tensor], attention_mask: Tensor, text_ids: Tensor | None = None
+    ) -> list[Tensor]:
         """Tokens -> logits of each."""
-        hidden = self.bert.encoder(tokens, mask)
-        return [self.bert.head(hidden, mask), self.auxiliary_head(hidden, mask)]
+        hidden = self.bert.encoder(tokens, attention_mask)
+        return [call_head(head, hidden, attention_mask, text_ids) for head in (self.bert.head, self.auxiliary_head)]
 
     def learning_rate_scales(self) -> list[tuple[nn.Module, float]]:
         """How fast each part learns."""

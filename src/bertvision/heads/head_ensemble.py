@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from bertvision.heads.adapters import Adapter, project
 from bertvision.heads.head import Head
 from bertvision.heads.layer_pooling import ConcatLayers
+from bertvision.types import call_head
 
 
 class HeadEnsemble(nn.Module):
@@ -19,17 +20,19 @@ class HeadEnsemble(nn.Module):
         self.members = nn.ModuleList(heads)
         self.merges = all(isinstance(head, Head) and _merges(head) for head in heads)
 
-    def forward(self, hidden: Tensor, mask: Tensor) -> Tensor | list[Tensor]:
+    def forward(self, hidden: Tensor, attention_mask: Tensor, text_ids: Tensor | None = None) -> Tensor | list[Tensor]:
         """In training every copy answers for itself, so that each has a loss of its own."""
         if self.merges:
-            found = self._merged([cast(Head, member) for member in self.members], hidden, mask)
+            found = self._merged([cast(Head, member) for member in self.members], hidden, attention_mask, text_ids)
         else:
             if isinstance(first := self.members[0], Head) and not self.reads_first:
                 hidden = first.take(hidden)  # once for all
-            found = [member(hidden, mask) for member in self.members]
+            found = [call_head(member, hidden, attention_mask, text_ids) for member in self.members]
         return found if self.training else torch.stack(found).mean(dim=0)
 
-    def _merged(self, heads: list[Head], hidden: Tensor, mask: Tensor) -> list[Tensor]:
+    def _merged(
+        self, heads: list[Head], hidden: Tensor, attention_mask: Tensor, text_ids: Tensor | None
+    ) -> list[Tensor]:
         """What the copies would find one by one, in wide products and few steps: small ones are mostly overhead."""
         first, adapters = heads[0], [cast(Adapter, head.adapter) for head in heads]
         hidden = first.take(hidden)
@@ -39,7 +42,11 @@ class HeadEnsemble(nn.Module):
             wide = project(hidden, weight, bias)
         # (B, L, T, copies x A) -> (copies x B, T, L x A): a copy is as good as more rows to whatever gathers tokens.
         x = wide.unflatten(-1, (len(heads), -1)).permute(3, 0, 2, 1, 4).flatten(0, 1).flatten(2)
-        x = first.pool_tokens(x.to(first.classifier.weight.dtype), mask.repeat(len(heads), 1))
+        x = first.pool_tokens(
+            x.to(first.classifier.weight.dtype),
+            attention_mask.repeat(len(heads), 1),
+            None if text_ids is None else text_ids.repeat(len(heads), 1),
+        )
         return [head.classifier(part) for head, part in zip(heads, x.unflatten(0, (len(heads), -1)), strict=True)]
 
     @property

@@ -17,10 +17,10 @@ from bertvision.files import atomic_directory, file_hash, write_json
 from bertvision.onnx_model import FORMAT, GRAPH, MANIFEST, is_exported, onnxruntime, quantize
 from bertvision.runs import Run, slug
 from bertvision.shared_encoders import AttachedHead, TorchEncoder, layers_read
-from bertvision.sharing import copy_tokenizer, write_answering
+from bertvision.sharing import copy_tokenizer, write_inference_files
 from bertvision.tasks import Answer, Example
 from bertvision.trained_model import TrainedModel, load_all
-from bertvision.types import Predictions
+from bertvision.types import Predictions, call_head
 
 OPSET = 20
 """The first in which GELU is an operator."""
@@ -58,9 +58,13 @@ class Graph(nn.Module):
         self.heads = nn.ModuleList(shared_encoder.heads[name] for name in heads)
 
     def forward(self, *given: Tensor) -> tuple[Tensor, ...]:
-        *tokens, mask = given
-        states = self.shared_encoder.states(dict(zip(self.inputs, tokens, strict=True)), mask, self.names)
-        return tuple(head(states[name], mask) for name, head in zip(self.names, self.heads, strict=True))
+        tokens = dict(zip(self.inputs, given, strict=True))
+        attention_mask, text_ids = tokens.pop("attention_mask").bool(), tokens.pop("text_ids", None)
+        states = self.shared_encoder.states(tokens, attention_mask, text_ids, self.names)
+        return tuple(
+            call_head(head, states[name], attention_mask, text_ids)
+            for name, head in zip(self.names, self.heads, strict=True)
+        )
 
 
 def export_onnx(
@@ -74,17 +78,18 @@ def export_onnx(
     """Write the graph of runs on one backbone, compare its answers to `examples` of each, and keep it if they agree."""
     onnxruntime()
     limits = limits or Limits.usual(int8)
-    encoder_pool = {id(part.shared_encoder): part.shared_encoder for each in models for part in each.asked(own=True)}
+    heads = [head for model in models for head in model.required_heads(bert=True)]
+    encoder_pool = {id(head.shared_encoder): head.shared_encoder for head in heads}
     shared_encoder = next(iter(encoder_pool.values()))
     if len(encoder_pool) > 1 or not isinstance(shared_encoder, TorchEncoder):
         raise BertVisionError("One graph holds one backbone, and runs that torch can read. Export the others apart.")
     if directory.exists() and any(directory.iterdir()) and not is_exported(directory):
         raise BertVisionError(f"{directory} is not empty, and no export either. Choose another with --to.")
-    names = list(dict.fromkeys(part.head for each in models for part in each.asked(own=True)))
+    names = list(dict.fromkeys(head.head for head in heads))
     outputs = {name: f"logits_{number}" for number, name in enumerate(names)}
     with atomic_directory(directory) as place:
         with _quiet():
-            _write_graph(place / GRAPH, shared_encoder, models[0], outputs, int8=int8)
+            _write_graph(place / GRAPH, shared_encoder, models, outputs, int8=int8)
         copy_tokenizer(models[0].members[0], place)
         runs = [_write_run(each, place, number, outputs) for number, each in enumerate(models)]
         manifest = {
@@ -152,7 +157,7 @@ def _plain(limits: Limits) -> dict[str, float | None]:
 def _write_run(model: TrainedModel, place: Path, number: int, outputs: Mapping[str, str]) -> str:
     """Write what of a run the graph does not hold; return where."""
     path = f"runs/{number}-{slug(f'{model.task.name}-{model.run.name}')}"
-    own = outputs[model.own.head]
+    own = outputs[model.bert_head.head]
 
     def changes(run: Run, part: AttachedHead | None, up: str) -> dict[str, Any]:
         found: dict[str, Any] = {"exported": up, "encoder_path": up, "own_output": own}
@@ -161,40 +166,42 @@ def _write_run(model: TrainedModel, place: Path, number: int, outputs: Mapping[s
         return found
 
     members = model.run.members()
-    for index, (member, part) in enumerate(zip(members, model.parts, strict=False)):
-        write_answering(
+    for index, (member, part) in enumerate(zip(members, model.attached_heads, strict=False)):
+        write_inference_files(
             member, place / path / "members" / str(index), changes(member, part, "../../../.."), weights=False
         )
     if (bert := model.run.bert()) is not None and not members:
-        write_answering(bert, place / path / "bert", changes(bert, model.own, "../../.."), weights=False)
+        write_inference_files(bert, place / path / "bert", changes(bert, model.bert_head, "../../.."), weights=False)
     extra = {"members": [f"members/{index}" for index in range(len(members))]} if members else {}
-    part = None if members else model.parts[0]
-    write_answering(model.run, place / path, changes(model.run, part, "../..") | extra, weights=False)
+    part = None if members else model.attached_heads[0]
+    write_inference_files(model.run, place / path, changes(model.run, part, "../..") | extra, weights=False)
     return path
 
 
 def _write_graph(
-    path: Path, shared_encoder: TorchEncoder, model: TrainedModel, outputs: Mapping[str, str], *, int8: bool
+    path: Path, shared_encoder: TorchEncoder, models: Sequence[TrainedModel], outputs: Mapping[str, str], *, int8: bool
 ) -> None:
     """Trace the backbone and all heads once, with batch and length left open."""
-    sample: Any = ("a short text",) * len(model.task.inputs)
-    inputs = list(model.encode([sample]).tokens)
+    samples = [model.encode([("a short text",) * len(model.task.inputs)]) for model in models]  # pyright: ignore
+    pairs = any(features.second_text_starts is not None for features in samples)
+    inputs = [*samples[0].tokens, "attention_mask", *(["text_ids"] if pairs else [])]
     sizes = {"batch": torch.export.Dim("batch", min=1), "tokens": torch.export.Dim("tokens", min=2)}
     graph = Graph(shared_encoder, inputs, outputs).cpu().eval()
-    tokens = tuple(torch.ones(2, 16, dtype=torch.int64) for _ in inputs)
-    mask = torch.ones(2, 16, dtype=torch.int64)
-    mask[:, 6:] = 2
-    mask[1, 9:] = 0
+    given = {name: torch.ones(2, 16, dtype=torch.int64) for name in inputs}
+    given["attention_mask"][1, 9:] = 0
+    if pairs:
+        given["text_ids"][:, :6] = 0
+        given["text_ids"][1, 9:] = 0
     open_sizes = {0: sizes["batch"], 1: sizes["tokens"]}
     with torch.no_grad():
         try:
             program = torch.onnx.export(
                 graph,
-                (*tokens, mask),
+                tuple(given.values()),
                 dynamo=True,
-                input_names=[*inputs, "attention_mask"],
+                input_names=inputs,
                 output_names=list(outputs.values()),
-                dynamic_shapes=(tuple(open_sizes for _ in range(len(inputs) + 1)),),
+                dynamic_shapes=(tuple(open_sizes for _ in inputs),),
                 opset_version=OPSET,
                 verbose=False,
             )

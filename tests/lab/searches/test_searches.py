@@ -9,7 +9,7 @@ import optuna
 import pytest
 
 from bertvision.errors import BertVisionError
-from bertvision.heads import DEFAULT_HEADS, DEFAULT_LEARNING_RATES, options_of, parse
+from bertvision.heads import DEFAULT_LEARNING_RATES, HeadConfig, default_head
 from bertvision.lab import experiment as config
 from bertvision.lab import pipeline, search
 from bertvision.lab.experiment import make
@@ -254,14 +254,9 @@ def test_the_first_trial_is_the_default_head_of_every_kind_of_task(kind):
     study = optuna.create_study()
     study.enqueue_trial(default_trial(space, experiment, **defaults))
     settings = suggest_settings(space, study.ask(), experiment, per_token=kind == "span")
-    expected, found = (options_of_spec(spec) for spec in (DEFAULT_HEADS[kind][-1], settings.head))
-    assert found == expected
+    expected, found = default_head(kind), HeadConfig.parse(settings.head)
+    assert (found.name, found.options) == (expected.name, expected.options)
     assert (settings.learning_rate, settings.epochs) == (DEFAULT_LEARNING_RATES[kind], make().train.epochs)
-
-
-def options_of_spec(spec):
-    name, fixed = parse(spec)
-    return name, options_of(name) | fixed
 
 
 def test_the_first_trial_by_kind_of_task():

@@ -1,6 +1,6 @@
 """Search spaces of heads and of BERT, and how the settings of a trial are drawn from them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
@@ -9,6 +9,7 @@ from optuna.trial import Trial
 
 from bertvision import heads
 from bertvision.errors import BertVisionError
+from bertvision.heads import HeadConfig
 from bertvision.lab.experiment import Experiment
 
 CANDIDATES = {
@@ -106,10 +107,10 @@ def suggest_settings(
     epochs = trial.suggest_int("epochs", *space.epochs)
     if isinstance(space, BertSpace):
         return TrialSettings(head="", fraction=float(epochs), learning_rate=rate, epochs=epochs)
-    spec = trial.suggest_categorical("head", experiment.heads)
+    config = HeadConfig.parse(trial.suggest_categorical("head", experiment.heads))
     fraction = trial.suggest_categorical("fraction", experiment.head_fractions)
-    options = {name: trial.suggest_categorical(name, getattr(space, name)) for name in _open_options(spec, per_token)}
-    return TrialSettings(head=_with_options(spec, options), fraction=fraction, learning_rate=rate, epochs=epochs)
+    options = {name: trial.suggest_categorical(name, getattr(space, name)) for name in _open_options(config, per_token)}
+    return TrialSettings(head=str(config.replace(**options)), fraction=fraction, learning_rate=rate, epochs=epochs)
 
 
 def default_trial(
@@ -123,29 +124,24 @@ def default_trial(
     """
     if isinstance(space, BertSpace):
         return {"learning_rate": _clip(default_rate, space.learning_rate), "epochs": space.epochs[0]}
-    name, fixed = heads.parse(heads.DEFAULT_HEADS[kind][-1])
-    defaults = heads.options_of(name) | fixed
+    default = heads.default_head(kind)
 
     def agreement(spec: str) -> tuple[bool, bool, int]:
         """Whether a head is of the default class, whether it can have its options, and how many it shares."""
-        own_name, own_fixed = heads.parse(spec)
-        opened = _open_options(spec, kind == "span")
-        options = heads.options_of(own_name) | own_fixed
-        agree = [defaults.get(option) == value for option, value in options.items() if option not in opened]
-        return own_name == name, all(agree), sum(agree)
+        config = HeadConfig.parse(spec)
+        opened = _open_options(config, kind == "span")
+        agree = [default.options.get(key) == value for key, value in config.options.items() if key not in opened]
+        return config.name == default.name, all(agree), sum(agree)
 
-    spec = max(experiment.heads, key=agreement)
-    own_name = heads.parse(spec)[0]
-    own_defaults = defaults if own_name == name else heads.options_of(own_name)
+    config = HeadConfig.parse(spec := max(experiment.heads, key=agreement))
+    options = default.options if config.name == default.name else config.options
     rate = experiment.train.learning_rate or heads.DEFAULT_LEARNING_RATES[kind]
     return {
         "learning_rate": _clip(rate, space.learning_rate),
         "epochs": _clip(int(experiment.train.epochs), space.epochs),
         "head": spec,
         "fraction": experiment.head_fractions[0],
-    } | {
-        option: _nearest(own_defaults[option], getattr(space, option)) for option in _open_options(spec, kind == "span")
-    }
+    } | {name: _nearest(options[name], getattr(space, name)) for name in _open_options(config, kind == "span")}
 
 
 def _clip(value: Any, ends: Sequence[Any]) -> Any:
@@ -159,23 +155,16 @@ def _nearest(value: Any, choices: Sequence[Any]) -> Any:
     return min(choices, key=lambda choice: abs(choice - value))
 
 
-def covering_heads(space: Space, experiment: Experiment, *, per_token: bool) -> Iterator[str]:
+def covering_heads(space: Space, configs: Iterable[HeadConfig], *, per_token: bool) -> Iterator[HeadConfig]:
     """Yield heads that together read all hidden states that any head of the space reads."""
-    for spec in experiment.heads:
-        names = [name for name in _open_options(spec, per_token) if name in ("token_pooling", "layers")]
+    for config in configs:
+        names = [name for name in _open_options(config, per_token) if name in ("token_pooling", "layers")]
         for values in product(*(getattr(space, name) for name in names)):
-            yield _with_options(spec, dict(zip(names, values, strict=True)))
+            yield config.replace(**dict(zip(names, values, strict=True)))
 
 
-def _open_options(spec: str, per_token: bool) -> list[str]:
-    """Return the options that are searched for a head: those it has and its name does not fix."""
-    name, fixed = heads.parse(spec)
-    options = heads.options_of(name)
-    opened = [option for option in OPTIONS if option in options and option not in fixed]
-    return [option for option in opened if not (per_token and option == "token_pooling")]
-
-
-def _with_options(spec: str, options: dict[str, Any]) -> str:
-    name, fixed = heads.parse(spec)
-    pairs = [f"{key}={value}" for key, value in (fixed | options).items()]
-    return heads.canonical(name + ":" + ",".join(pairs) if pairs else name)
+def _open_options(config: HeadConfig, per_token: bool) -> list[str]:
+    """Return the options that are searched for a head: those it has and its specification does not fix."""
+    fixed = dict(config.given)
+    opened = [name for name in OPTIONS if name in config.options and name not in fixed]
+    return [name for name in opened if not (per_token and name == "token_pooling")]

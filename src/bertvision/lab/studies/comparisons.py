@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bertvision.errors import BertVisionError
-from bertvision.heads import HEADS, view_of
+from bertvision.heads import HEADS, required_view
 from bertvision.lab.pipeline.evaluation import finish
 from bertvision.lab.pipeline.head_training import new_head
 from bertvision.lab.pipeline.states import states
@@ -243,9 +243,9 @@ def _untrained_run(context: StudyContext, seed: int, fraction: float) -> Run:
     directory = checkpoint.directory / f"{slug(spec)}-untrained-{seed}"
     if is_finished(directory):
         return Run(directory)
-    shape = data.shape(checkpoint.encoder, [spec])
-    view = view_of([spec], shape)
-    model = new_head(data, spec, shape, view)
+    shape = data.shape(checkpoint.encoder, [context.main_config])
+    view = required_view([context.main_config], shape)
+    model = new_head(data, context.main_config, shape, view)
     predictions = {
         name: data.predict({spec: model}, states(data, checkpoint, name, view, data.ordered(split)), split, name)[spec]
         for name, split in data.held_out.items()

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from bertvision.heads import DEFAULT_HEADS, canonical, last_layer_only, view_of
+from bertvision.heads import HeadConfig, required_view
 from bertvision.lab import pipeline
 from bertvision.lab.experiment import Experiment
 from bertvision.lab.extraction import make_store
@@ -82,14 +82,19 @@ class StudyContext:
         return self.heads[-1]
 
     @property
+    def main_config(self) -> HeadConfig:
+        """The configuration of `main_head`."""
+        return self._data.head_configs[-1]
+
+    @property
     def heads(self) -> list[str]:
         """The heads named in the experiment, or the default heads of the kind of task."""
-        return [canonical(spec) for spec in self.experiment.heads or DEFAULT_HEADS[self.task.kind]]
+        return self._data.experiment.heads
 
     @property
     def controls(self) -> list[str]:
         """Two controls: BERT's own kind of head trained anew, and the main head on the last layer only."""
-        return ["last", last_layer_only(self.main_head)]
+        return ["last", str(self.main_config.last_layer_only())]
 
     def data(self, seed: int, **changes: Any) -> ExperimentData:
         """Return the data and settings of a seed. The tokens are shared by all seeds."""
@@ -104,8 +109,8 @@ class StudyContext:
             checkpoints = pipeline.finetune(data, self.root)
             self._open_checkpoints[key] = checkpoint = pipeline.open_checkpoint(data, checkpoints, fraction)
             if data.experiment.states == "store":  # the hidden states of dev are read by every study
-                shape = data.shape(checkpoint.encoder, self.heads)
-                make_store(data, checkpoints, checkpoint, "dev", view_of(self.heads, shape))
+                shape = data.shape(checkpoint.encoder, data.head_configs)
+                make_store(data, checkpoints, checkpoint, "dev", required_view(data.head_configs, shape))
         return self._open_checkpoints[key]
 
     def bert_run(self, seed: int, fraction: float) -> Run:

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from bertvision.files import file_lock, value_hash
-from bertvision.heads import training_dtype, view_of
+from bertvision.heads import required_view, training_dtype
 from bertvision.lab.pipeline.data import fingerprint
 from bertvision.lab.pipeline.evaluation import finish
 from bertvision.lab.pipeline.head_training import new_head
@@ -44,15 +44,15 @@ def head_epochs(context: StudyContext) -> StudyTable:
 def _runs_by_epoch(context: StudyContext, seed: int, fraction: float) -> list[Run]:
     """Train the main head without early stopping and return one run for each epoch."""
     data, checkpoint = context.data(seed), context.checkpoint(seed, fraction)
-    spec, epochs = context.main_head, context.options.epochs
+    spec, config, epochs = context.main_head, context.main_config, context.options.epochs
     optim = replace(data.heads, epochs=float(epochs), patience=0)
     key = value_hash([spec, vars(optim), seed, checkpoint.weights, fingerprint(data.dev)])
     directories = [checkpoint.directory / f"{slug(spec)}-epoch{epoch}-{key}" for epoch in range(1, epochs + 1)]
     if all(map(is_finished, directories)):
         return [Run(directory) for directory in directories]
-    shape = data.shape(checkpoint.encoder, [spec])
-    view = view_of([spec], shape)
-    model = new_head(data, spec, shape, view)
+    shape = data.shape(checkpoint.encoder, [config])
+    view = required_view([config], shape)
+    model = new_head(data, config, shape, view)
     held_out = {
         name: states(data, checkpoint, name, view, data.ordered(split)) for name, split in data.held_out.items()
     }
