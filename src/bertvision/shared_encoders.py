@@ -13,6 +13,7 @@ from bertvision.encoders import BERT_HEAD_FILE, Encoder, load_encoder, weights_h
 from bertvision.errors import BertVisionError
 from bertvision.files import load_tensors
 from bertvision.heads import (
+    BERT_HEAD,
     BertHead,
     HeadConfig,
     LayerSelect,
@@ -190,7 +191,7 @@ def layers_read(run: Run) -> dict[str, Any]:
     if run.kind == "bert":
         return {"of": available, "layers": [available - 1], "pooled": False, "encoding": "cross", "weights": None}
     config = HeadConfig.parse(run.name)
-    layers = [available - 1] if config.name == "last" else select_layers(config.layers, available)
+    layers = [available - 1] if config.name == BERT_HEAD else select_layers(config.layers, available)
     pooled, weights = config.pooler_output, None
     for key, value in upgrade_state_dict(run.weights()).items():
         if key.endswith("layer_pooling.weights") and value.ndim == 1 and len(value) == len(layers) + pooled:

@@ -7,13 +7,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForQuestionAnswering, AutoModelForSequenceClassification
 
-from bertvision.cpu_optimizations import dropout
-from bertvision.cpu_optimizations.packed_linear import Packed
 from bertvision.encoders import (
     ENCODERS,
     EncoderWithHead,
     TwoHeadModel,
-    encoder,
     load_encoder,
     load_encoder_info,
     save_encoder,
@@ -134,26 +131,6 @@ def test_two_heads_on_one_backbone_learn_at_their_own_pace(tiny):
     assert {learning_rate_scales[id(p)] for p in reader.parameters()} == {1.0} and len(learning_rate_scales) == len(
         list(joint.parameters())
     )
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_training_computes_what_evaluation_does_but_for_what_is_dropped(family, tmp_path, monkeypatch):
-    loaded = load_encoder(str(save_tiny(tmp_path / family, family)))
-    tokens, mask = batch(loaded.tokenizer, TEXTS)
-    expected, drops = loaded.encoder.eval()(tokens, mask), []
-    for module in loaded.encoder.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 1e-9  # drops nothing, but by the same road
-
-    def counted(x, p):
-        drops.append(x.shape)
-        return dropout.drop(x, p)
-
-    monkeypatch.setattr(encoder, "drop", counted)
-    torch.testing.assert_close(loaded.encoder.train()(tokens, mask), expected, atol=1e-5, rtol=1e-4)
-    if family in ("bert", "roberta", "electra"):
-        length = mask.shape[1]
-        assert [shape[-2:] for shape in drops] == [(length, length)] * (loaded.encoder.layers - 1)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -302,29 +279,3 @@ def test_half_precision_products_give_float32_states(tiny):
     assert second.dtype == half.last(tokens, mask).dtype == torch.float32
     assert {p.dtype for p in half.parameters()} == {torch.float32}
     assert 0 < (first - second).abs().max() < 0.05
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_packed_weights_change_no_state_and_go_when_it_ends(family, tmp_path):
-    encoder = load_encoder(str(save_tiny(tmp_path / family, family)), "bfloat16").encoder.eval()
-    tokens, mask = batch(load_encoder(str(tmp_path / family)).tokenizer, TEXTS)
-    with torch.no_grad(), encoder.packed():  # what may still change is left alone
-        assert not any(isinstance(each, Packed) for each in encoder.modules())
-    encoder.requires_grad_(False)
-    names = list(encoder.state_dict())
-    plain = encoder(tokens, mask)
-    with encoder.packed():
-        assert any(isinstance(each, Packed) for each in encoder.modules())
-        assert list(encoder.state_dict()) == names
-        torch.testing.assert_close(encoder(tokens, mask), plain, atol=2e-2, rtol=2e-2)
-    assert not any(isinstance(each, Packed) for each in encoder.modules())
-    assert torch.equal(encoder(tokens, mask), plain)
-
-
-def test_the_real_encoder_packed_gives_the_same_states_to_the_bit():
-    loaded = load_encoder("minilm", "bfloat16")
-    encoder = loaded.encoder.eval().requires_grad_(False)
-    tokens, mask = batch(loaded.tokenizer, TEXTS)
-    plain = encoder(tokens, mask)
-    with encoder.packed():
-        assert torch.equal(encoder(tokens, mask), plain)

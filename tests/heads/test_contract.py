@@ -20,11 +20,13 @@ def small(name: str, more: str = "") -> str:
 
 # Gathers are tried with a few heads, all heads with two gathers: the parts do not know of one another.
 CASES = [(small(name), SPAN) for name in HEADS]
-CASES += [("last", SENTENCE), ("adapter-pooler", SENTENCE)]
+CASES += [("bert-head", SENTENCE), ("adapter-pooler", SENTENCE)]
 PAIRS = ("compare", "align")  # which say nothing of a text that is alone
 TRIED = [f"max+{gather}" if gather in PAIRS else gather for gather in TOKEN_POOLINGS]
 CASES += [(f"{name}:token_pooling={g}", SENTENCE) for name in ("learned", "adapter-skip") for g in TRIED]
-CASES += [(small(name, f"token_pooling={g}"), SENTENCE) for name in HEADS if name != "last" for g in ("cls", "max")]
+CASES += [
+    (small(name, f"token_pooling={g}"), SENTENCE) for name in HEADS if name != "bert-head" for g in ("cls", "max")
+]
 CASES += [("adapter:norm=true,init_std=0.05,token_pooling=cls+mean+max", SENTENCE), ("adapter-skip:norm=true", SPAN)]
 CASES += [
     ("adapter:layers=last,token_pooling=max", SENTENCE),
@@ -143,8 +145,8 @@ def test_states_in_the_type_it_learns_in_are_as_good(spec, shape):
     assert training_dtype([make(spec, shape)]) == torch.float32
     head = set_training_precision("bfloat16", make(spec, shape)).train()
     kind = training_dtype([head])
-    assert kind == (torch.float32 if spec.startswith("last") else torch.bfloat16)
-    assert training_dtype([head, make("last", shape)]) == torch.float32
+    assert kind == (torch.float32 if spec.startswith("bert-head") else torch.bfloat16)
+    assert training_dtype([head, make("bert-head", shape)]) == torch.float32
 
     def answers(given):
         torch.manual_seed(1)  # dropout

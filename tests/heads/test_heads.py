@@ -9,6 +9,7 @@ import torch
 
 from bertvision.errors import BertVisionError
 from bertvision.heads import (
+    DEFAULT_HEADS,
     HEADS,
     TOKEN_POOLINGS,
     HeadConfig,
@@ -16,12 +17,17 @@ from bertvision.heads import (
     build_for_view,
     build_head,
     count_parameters,
+    default_head,
     expand,
     options_of,
+    register_head,
     required_view,
+    resolve_heads,
     select_layers,
+    split_specs,
     upgrade_state_dict,
 )
+from bertvision.heads.config import WRAPPER_OPTIONS
 from bertvision.types import HeadShape
 
 BERT_LARGE = 335_141_888
@@ -161,7 +167,61 @@ def test_lists_of_heads():
         "mean",
     ]
     assert {str(config) for config in expand("adapter*")} == {name for name in HEADS if name.startswith("adapter")}
-    assert {config.name for config in expand("all")} == set(HEADS) - {"last"}
+    assert {config.name for config in expand("all")} == set(HEADS) - {"bert-head"}
+
+
+def test_the_recommended_head_of_a_kind_of_task_is_called_default():
+    for kind in DEFAULT_HEADS:
+        default = HeadConfig.parse("default", kind)
+        assert default == default_head(kind) and default.label(kind) == "default"
+        assert HeadConfig.parse("default:layers=last", kind) == default.last_layer_only()
+        for config in (default, default.last_layer_only(), HeadConfig("learned"), HeadConfig("adapter", size=7)):
+            assert HeadConfig.parse(config.label(kind), kind) == config
+    assert HeadConfig("learned").label("pair") == "learned"
+    assert split_specs("default,adapter:size=8,layers=1,2") == ["default", "adapter:size=8,layers=1,2"]
+    assert resolve_heads([], "text") == [HeadConfig("learned"), default_head("text")]
+    assert resolve_heads(["default", str(default_head("text"))], "text") == [default_head("text")]
+    assert str(HeadConfig.parse("last")) == "bert-head"
+    with pytest.raises(BertVisionError, match="depends on the kind of task"):
+        HeadConfig.parse("default")
+
+
+@pytest.fixture
+def registry():
+    """Forget what a test registers."""
+    names = set(HEADS)
+    yield
+    for name in set(HEADS) - names:
+        del HEADS[name]
+
+
+@pytest.mark.usefixtures("registry")
+def test_registered_heads():
+    @register_head("first-token")
+    class FirstToken(torch.nn.Module):
+        """A linear map of the first token."""
+
+        def __init__(self, shape: HeadShape, bias: bool = True, scale: float = 1.0):
+            super().__init__()
+            self.read = torch.nn.Linear(shape.width, shape.outputs, bias=bias)
+            self.scale = scale
+
+        def forward(self, hidden, attention_mask):
+            return self.read(hidden[:, -1, 0]) * self.scale
+
+    @register_head("with-options", "a builder that passes options on")
+    def build(shape, size=4, **anything):
+        return HEADS["adapter"].build(shape, size=size, **anything)
+
+    assert HEADS["first-token"].summary == "A linear map of the first token."
+    config = HeadConfig.parse("first-token:scale=2,members=2,bias=false,layers=last")
+    assert str(config) == "first-token:bias=false,layers=last,members=2,scale=2.0"
+    assert count_parameters(config, SENTENCE)[0] == 2 * 1024
+    assert options_of("with-options") == {"token_pooling": "cls", "dropout": 0.0, "size": 4} | WRAPPER_OPTIONS
+    assert count("with-options:token_pooling=max", SENTENCE) == count("adapter:size=4,token_pooling=max", SENTENCE)
+    for name in ("first-token", "default", "a:b", ""):
+        with pytest.raises(BertVisionError, match="cannot be registered"):
+            register_head(name)
 
 
 @pytest.mark.parametrize(
@@ -279,7 +339,7 @@ def test_a_head_of_both_readings_is_one_of_each():
         ("adapter:encoding=bi", "first text only"),
         ("adapter:encoding=beside", "value of encoding"),
         ("learned:encoding=both,pooler_output=true,token_pooling=max", "pooler_output"),
-        ("last:encoding=bi", "option of head"),
+        ("bert-head:encoding=bi", "option of head"),
     ],
 )
 def test_readings_that_make_no_sense_are_refused(spec, why):

@@ -4,7 +4,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bertvision.cpu_optimizations.gradients import largest, mix, unit
+from bertvision import cpu_optimizations
+from bertvision.cpu_optimizations import gradients
 from bertvision.errors import lookup
 from bertvision.types import HeadShape, call_head
 
@@ -27,7 +28,7 @@ class MaxPooling(nn.Module):
     """Keep each feature's largest value over real tokens."""
 
     def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
-        return _largest(x, attention_mask)
+        return masked_max(x, attention_mask)
 
 
 class AttentionPooling(nn.Module):
@@ -66,8 +67,8 @@ class ComparePooling(nn.Module):
     def forward(self, x: Tensor, attention_mask: Tensor, text_ids: Tensor | None = None) -> Tensor:
         texts = split_texts(attention_mask, text_ids)
         pair, found = texts[1].any(dim=1, keepdim=True), []
-        for each in ([_largest(x, here) for here in texts], _means(x, torch.stack(texts, dim=1)).unbind(dim=1)):
-            u, v = (unit(torch.where(pair, text, 0.0)) * x.shape[-1] ** 0.5 for text in each)
+        for each in ([masked_max(x, here) for here in texts], _means(x, torch.stack(texts, dim=1)).unbind(dim=1)):
+            u, v = (normalize(torch.where(pair, text, 0.0)) * x.shape[-1] ** 0.5 for text in each)
             found += [(u - v).abs(), u * v]
         return torch.cat(found, dim=-1)
 
@@ -84,11 +85,11 @@ class AlignPooling(nn.Module):
 
     def forward(self, x: Tensor, attention_mask: Tensor, text_ids: Tensor | None = None) -> Tensor:
         first, second = split_texts(attention_mask, text_ids)
-        x = unit(x)
+        x = normalize(x)
         # Tokens of one text attend to those of the other; padding neither attends nor is attended to.
         others = (first.unsqueeze(1) & second.unsqueeze(2)) | (second.unsqueeze(1) & first.unsqueeze(2))
-        lacks = (x - mix(x, _away(others, x.dtype), self.sharpness)).abs()
-        found = torch.cat([_largest(lacks, here) for here in (first, second)], dim=-1)
+        lacks = (x - self_attention(x, others, self.sharpness)).abs()
+        found = torch.cat([masked_max(lacks, here) for here in (first, second)], dim=-1)
         return torch.where(second.any(dim=1, keepdim=True), found, 0.0) * x.shape[-1] ** 0.5
 
 
@@ -109,13 +110,33 @@ def split_texts(attention_mask: Tensor, text_ids: Tensor | None) -> tuple[Tensor
     return attention_mask & ~second, second
 
 
-# A sum and a product, whose gradients are cheap; masked copies of x would each cost two more passes over it.
-def _largest(x: Tensor, real: Tensor) -> Tensor:
-    return largest(x, _away(real, x.dtype).unsqueeze(-1))
+def masked_max(x: Tensor, real: Tensor) -> Tensor:
+    """Return the largest value of each feature over the real tokens. (B, T, F), (B, T) -> (B, F)"""
+    # A sum, because its gradient is cheap; a masked copy of x would cost two more passes over it.
+    bias = _mask_bias(real, x.dtype).unsqueeze(-1)
+    return gradients.MaskedMax.apply(x, bias) if _written_out(x) else (x + bias).amax(dim=1)
 
 
-def _away(real: Tensor, dtype: torch.dtype) -> Tensor:
-    """What to add where nothing stands, so that it is never the largest."""
+def normalize(x: Tensor) -> Tensor:
+    """Scale every vector to length 1. (..., F) -> (..., F)"""
+    return gradients.Normalize.apply(x) if _written_out(x) else functional.normalize(x, dim=-1)
+
+
+def self_attention(x: Tensor, allowed: Tensor, sharpness: float) -> Tensor:
+    """Replace each token by a mix of its allowed tokens, weighted by similarity. (B, T, F), (B, T, T) -> (B, T, F)"""
+    bias = _mask_bias(allowed, x.dtype)
+    if _written_out(x):
+        return gradients.SelfAttention.apply(x, bias, sharpness)
+    return torch.bmm(torch.baddbmm(bias, x, x.transpose(1, 2), alpha=sharpness).softmax(dim=-1), x)
+
+
+def _written_out(x: Tensor) -> bool:
+    """Return whether to use the hand-written gradients of `cpu_optimizations`, which compute the same values."""
+    return x.requires_grad and cpu_optimizations.enabled()
+
+
+def _mask_bias(real: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a very negative number where a mask is False and 0 elsewhere, to be added to scores."""
     return (~real).to(dtype) * (torch.finfo(dtype).min / 2)
 
 

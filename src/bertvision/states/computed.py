@@ -8,13 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bertvision import cpu_optimizations
+from bertvision.cpu_optimizations.two_readers import map_two_at_a_time
 from bertvision.states.batch_plan import BatchPlan
 from bertvision.states.token_batches import TokenBatches
-from bertvision.threads import map_in_order, thread_pool
 from bertvision.types import Batch, StateView
-
-READERS = 2
-"""Batches that are computed at a time on a CPU."""
 
 
 class ComputedStates:
@@ -55,17 +53,11 @@ class ComputedStates:
 
     def read(self, batches: Iterable[np.ndarray]) -> Iterator[Batch]:
         """Yield the hidden states of these rows, batch by batch."""
-        with self.encoder.packed():
-            yield from self._read(batches)
-
-    def _read(self, batches: Iterable[np.ndarray]) -> Iterator[Batch]:
-        cores = torch.get_num_threads()
-        if self.device.type != "cpu" or cores < READERS:
+        if self.device.type != "cpu" or not cpu_optimizations.enabled():
             yield from map(self._states, batches)
             return
-        # A batch for each half of the cores: one that has them all waits at every step for the slower half.
-        with thread_pool(READERS, cores // READERS) as pool:
-            yield from map_in_order(pool, self._states, batches, READERS)
+        with self.encoder.packed():
+            yield from map_two_at_a_time(self._states, batches)
 
     def _states(self, rows: np.ndarray) -> Batch:
         """Read one batch. Not in `read`: a yield inside no_grad would switch off the caller's gradients."""

@@ -21,7 +21,7 @@ from bertvision import distributed
 from bertvision.encoders import load_encoder_info
 from bertvision.errors import BertVisionError, lookup
 from bertvision.files import atomic_write, file_lock, value_hash, write_json
-from bertvision.heads import HeadConfig, select_layers
+from bertvision.heads import resolve_heads, select_layers
 from bertvision.lab import cluster, pipeline
 from bertvision.lab.experiment import Experiment, check, overlay
 from bertvision.lab.pipeline import Comparison, find_task
@@ -193,7 +193,8 @@ def _base_experiment(experiment: Experiment, target: str) -> Experiment:
     if target != "head":
         return experiment
     fractions = sorted(set(experiment.head_fractions or experiment.fractions))
-    specs = [str(HeadConfig.parse(spec)) for spec in experiment.heads or CANDIDATES[find_task(experiment).kind]]
+    kind = find_task(experiment).kind
+    specs = [str(config) for config in resolve_heads(experiment.heads or CANDIDATES[kind], kind)]
     # Stored hidden states are shared by all processes, and are the ones that best.toml uses.
     mode = "store" if experiment.states == "auto" else experiment.states
     changes: dict[str, Any] = {"heads": specs, "extra_learning_rates": [], "states": mode}

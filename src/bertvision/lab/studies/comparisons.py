@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bertvision.errors import BertVisionError
-from bertvision.heads import HEADS, required_view
+from bertvision.heads import BERT_HEAD, HEADS, required_view
 from bertvision.lab.pipeline.evaluation import finish
 from bertvision.lab.pipeline.head_training import new_head
 from bertvision.lab.pipeline.states import states
@@ -83,7 +83,7 @@ def zoo(context: StudyContext) -> StudyTable:
     """All heads, or those named in the experiment, compared with BERT and the controls."""
     specs = context.heads
     if not context.experiment.heads:
-        specs = list(dict.fromkeys([*(name for name in HEADS if name != "last"), context.main_head]))
+        specs = list(dict.fromkeys([*(name for name in HEADS if name != BERT_HEAD), context.main_head]))
     rows, findings, figures = [], [], []
     for fraction in context.head_fractions:
         compared = _compared_rows(context, fraction, _heads_and_controls(context, fraction, specs))

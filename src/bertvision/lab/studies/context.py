@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from bertvision.heads import HeadConfig, required_view
+from bertvision.heads import BERT_HEAD, HeadConfig, required_view
 from bertvision.lab import pipeline
 from bertvision.lab.experiment import Experiment
 from bertvision.lab.extraction import make_store
@@ -94,7 +94,7 @@ class StudyContext:
     @property
     def controls(self) -> list[str]:
         """Two controls: BERT's own kind of head trained anew, and the main head on the last layer only."""
-        return ["last", str(self.main_config.last_layer_only())]
+        return [BERT_HEAD, str(self.main_config.last_layer_only())]
 
     def data(self, seed: int, **changes: Any) -> ExperimentData:
         """Return the data and settings of a seed. The tokens are shared by all seeds."""
