@@ -1,4 +1,4 @@
-"""The command `search`: hyperparameter search."""
+"""The command `search`, which looks for good settings."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -7,13 +7,14 @@ import typer
 
 from bertvision.cli import output
 from bertvision.cli.options import experiment_flags
+from bertvision.cli.run_references import task_kind_of
 from bertvision.cli.training import Cluster, Json, Root
 
 if TYPE_CHECKING:
     from bertvision.lab.experiment import Experiment
     from bertvision.lab.searches import SearchResult
 
-SHOWN_TRIALS = 10
+SHOWN = 10  # trials in the table
 
 
 def register(app: typer.Typer) -> None:
@@ -23,28 +24,26 @@ def register(app: typer.Typer) -> None:
 
 def search(
     experiment: "Experiment",
-    target: Annotated[str, typer.Option(help="head, or bert: tune BERT alone with the same budget.")] = "head",
-    trials: Annotated[int, typer.Option(help="Number of trials, over all processes.")] = 20,
-    seeds: Annotated[int, typer.Option(help="Seeds of every trial; its score is the mean over them.")] = 1,
+    target: Annotated[str, typer.Option(help="head, or bert for the baseline with the same budget.")] = "head",
+    trials: Annotated[int, typer.Option(help="Number of settings to try, over all processes.")] = 20,
+    seeds: Annotated[int, typer.Option(help="Seeds per trial; its score is their mean.")] = 1,
     space: Annotated[
-        list[str] | None, typer.Option(help="Search space, e.g. size=[8,16] or learning_rate=[1e-4,1e-2].")
+        list[str] | None, typer.Option(help="Values to try, e.g. size=[8,16] or learning_rate=[1e-4,1e-2].")
     ] = None,
-    shard: Annotated[
-        float, typer.Option(help="Random share of train to search on (0: a tenth for large tasks, else all).")
-    ] = 0.0,
+    shard: Annotated[float, typer.Option(help="Random share of train to search on (0: depends on the task).")] = 0.0,
     storage: Annotated[
-        str, typer.Option(help="Optuna storage URL; default: a SQLite file in the directory of the search.")
+        str, typer.Option(help="Optuna storage URL, to share a search between machines [a local file].")
     ] = "",
-    trials_per_batch: Annotated[int, typer.Option(help="Trials that are drawn at once and trained in one pass.")] = 5,
+    trials_per_batch: Annotated[int, typer.Option(help="Trials that are drawn and trained together.")] = 5,
     address: Cluster = "",
     root: Root = Path("runs"),
     as_json: Json = False,
     what: Annotated[str, typer.Option(hidden=True, help="Former name of --target.")] = "",
     together: Annotated[int, typer.Option(hidden=True, help="Former name of --trials-per-batch.")] = 0,
 ) -> None:
-    """Search for the settings with the best validation score, score them once on dev, and write an experiment file.
+    """Search for settings on validation, score the best once on dev, and write it as an experiment file.
 
-    Run the same command again to resume; run it several times at once to search in parallel.
+    Run the command again to resume it; run it several times at once to search in parallel.
 
     Example: bertvision search --task stsb --limit 1000 --at 0.3 --heads adapter,learned --trials 20
     """
@@ -93,7 +92,7 @@ def _print(result: "SearchResult", as_json: bool) -> None:
             "rate": f"{row['setting'].get('learning_rate', 0):.2g}",
             "epochs": row["setting"].get("epochs", ""),
         }
-        for row in ranked[:SHOWN_TRIALS]
+        for row in ranked[:SHOWN]
     ]
     output.table(rows, numbers=("trial", "validation", "fraction", "rate", "epochs"))
     if result.importance:
@@ -101,5 +100,5 @@ def _print(result: "SearchResult", as_json: bool) -> None:
         print(f"Importance: {shares}")
     for comparison in result.final:
         print()
-        output.table(output.comparison(pipeline.rows(comparison)), numbers=output.NUMBERS, bold="chosen")
+        output.print_comparison(pipeline.rows(comparison), task_kind_of(comparison.best))
     print(f"Experiment: {result.file}\nHistory:    {result.directory / 'search.md'}")

@@ -64,7 +64,7 @@ def extract(
         )
     data = load_data(replace(experiment, head_fractions=head_fractions, fractions=head_fractions))
     encoder_info = load_encoder_info(experiment.encoder_at(min(head_fractions)))
-    view = _state_view(data, options, encoder_info.layers)  # an error is reported before the encoder is fine-tuned
+    view = _state_view(data, options, encoder_info.num_layers)  # an error is reported before the encoder is fine-tuned
     if options.pooler_output and data.task.per_token:
         raise BertVisionError(
             f"The pooler output exists only for tasks of whole texts, and {data.task.name} labels tokens. "
@@ -79,19 +79,23 @@ def extract(
             yield make_store(data, checkpoints, checkpoint, split, view, on_cluster=bool(address))
 
 
-def _state_view(data: ExperimentData, options: ExtractionOptions, count: int) -> StateView:
-    """Return the view of the hidden states to store, of an encoder with `count` layers."""
-    is_pair, first = data.task.kind == "pair", options.first_token_only
+def _state_view(data: ExperimentData, options: ExtractionOptions, num_layers: int) -> StateView:
+    """Return the view of the hidden states to store, of an encoder with `num_layers` layers."""
+    is_pair, first = data.task.example_kind == "pair", options.first_token_only
     encoding = options.encoding or ("both" if is_pair and not first else "cross")
     if lookup(ENCODINGS, encoding, "value of encoding") and encoding != "cross" and (first or not is_pair):
         raise BertVisionError(
             f"encoding={encoding} needs a task of text pairs and all their tokens. Use cross for single texts and for "
             "[CLS] only."
         )
-    cross = select_layers(options.layers, count)
-    bi = [number - count for number in cross] if encoding != "cross" else []
-    layers = (*bi, *(cross if encoding != "bi" else []))
-    return StateView(layers=layers, pooled=options.pooler_output, first=first)
+    layers = tuple(select_layers(options.layers, num_layers))
+    return StateView(
+        cross_layers=layers if encoding != "bi" else (),
+        bi_layers=layers if encoding != "cross" else (),
+        pooler_output=options.pooler_output,
+        first_token_only=first,
+        num_layers=num_layers,
+    )
 
 
 def make_store(
@@ -158,13 +162,13 @@ def estimate(experiment: Experiment, splits: Sequence[str], options: ExtractionO
     """Return the size of stores of these splits in every number type. No weights are loaded."""
     options = options or ExtractionOptions()
     data, encoder_info = load_data(experiment), load_encoder_info(experiment.encoder_at(min(experiment.fractions)))
-    view, width = _state_view(data, options, encoder_info.layers), encoder_info.width
+    view, width = _state_view(data, options, encoder_info.num_layers), encoder_info.hidden_size
     lengths = np.concatenate([stored_lengths(getattr(data, name), view) for name in splits])
     tokens_per_row = 1 if options.first_token_only else data.max_tokens
     return {
         "rows": len(lengths),
         "tokens": int(lengths.sum()),
         "max_tokens": data.max_tokens,
-        "padded_float32": len(lengths) * tokens_per_row * view.channels * width * 4,
+        "padded_float32": len(lengths) * tokens_per_row * view.num_channels * width * 4,
         "bytes": {type: Layout(type=type, view=view, width=width, lengths=lengths).bytes for type in FORMATS},
     }

@@ -107,7 +107,7 @@ def significance(pair: PairedOutcomes, resamples: int = RESAMPLES) -> tuple[Scor
     """
     difference, task = compare([pair], resamples), pair.task
     if len(pair.first) == 1 and pair.metric == "accuracy":
-        first, second = task.right(pair.first[0]), task.right(pair.second[0])
+        first, second = task.is_correct(pair.first[0]), task.is_correct(pair.second[0])
         if first is not None and second is not None:
             return replace(difference, p=mcnemar(first, second)), "McNemar"
     return difference, "paired bootstrap"
@@ -133,7 +133,7 @@ def _bootstrap_samples(
 
 def _mean_score(task: Task, outcomes: Sequence[np.ndarray], rows: np.ndarray | slice, key: str) -> float | None:
     """Return the mean of a metric over seeds, or None if it is undefined for a sample without the rows it needs."""
-    scores = [metrics[key] for array in outcomes if key in (metrics := task.summarize(array[rows]))]
+    scores = [metrics[key] for array in outcomes if key in (metrics := task.compute_metrics(array[rows]))]
     return float(np.mean(scores)) if len(scores) == len(outcomes) else None
 
 

@@ -7,10 +7,10 @@ import pytest
 
 import bertvision
 from bertvision.errors import BertVisionError
+from bertvision.lab.benchmarks import score_file
 from bertvision.lab.reports import tables, write_report, write_submission
 from bertvision.lab.reports.page import published_results
 from bertvision.runs import open_run
-from bertvision.tasks import score_file
 from conftest import squad_json
 from reports.conftest import FAST, HOSTILE
 

@@ -32,7 +32,7 @@ def write_submission(run: Path, out: Path, file: Path | None = None) -> list[Pat
     """
     opened = open_run(run)
     model = TrainedModel(opened)
-    if model.task.describe()["kind"] == "squad" and model.task.per_token:
+    if model.task.kind == "squad" and model.task.per_token:
         return _write_squad(opened, model, out, file)
     name = model.task.name
     if name not in GLUE_FILES:
@@ -43,7 +43,7 @@ def write_submission(run: Path, out: Path, file: Path | None = None) -> list[Pat
     if file is None:
         raise BertVisionError("Name the official test file of a GLUE task: --file glue/.../test.tsv.")
     table = read_table(file)
-    description = model.task.describe()
+    description = model.task.to_dict()
     texts = [values for _, values in table.pick(description["texts"])]
     indices = [values[0] for _, values in table.pick(["index"])] if "index" in table.columns else range(len(texts))
     answers = model.predict([row[0] if len(row) == 1 else tuple(row) for row in texts])
@@ -66,7 +66,7 @@ def _write_squad(run: Run, model: TrainedModel, out: Path, file: Path | None) ->
     """Write the answers by question id, and the probabilities that there is no answer."""
     if file is None:
         dev = pipeline.load_data(pipeline.experiment_of(run)).dev
-        presented = model.task.present(run.predictions(), dev.features, run.metrics["settings"])
+        presented = model.task.format_answers(run.predictions(), dev.features, run.metrics["settings"])
     else:
         examples = model.task.read(file)
         answers = model.predict([{"question": each.texts[0], "context": each.texts[1]} for each in examples])

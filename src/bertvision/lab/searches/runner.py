@@ -149,12 +149,12 @@ def _open_search(
     seed_list = list(range(base.seed, base.seed + seeds))
     space: Space | BertSpace = overlay(lookup(SPACES, target, "search target")(), overrides)
     runner = TrialRunner(tried, space if isinstance(space, Space) else None, seed_list, root)
-    defaults: Any = {"default_rate": runner.data.finetune.learning_rate, "kind": runner.data.task.kind}
+    defaults: Any = {"default_rate": runner.data.finetune.learning_rate, "kind": runner.data.task.example_kind}
     space = check_space(space, **defaults)
     if isinstance(space, Space):
         runner.space = space
         for layers in space.layers:  # an error is reported before the encoder is fine-tuned
-            select_layers(layers, load_encoder_info(base.encoder).layers)
+            select_layers(layers, load_encoder_info(base.encoder).num_layers)
     key = value_hash([replace(tried, seed=0).to_dict(), asdict(space), seed_list])
     name = runner.data.task.name
     directory = root / slug(name) / slug(Path(base.encoder).name) / f"search-{target}-{key}"
@@ -193,7 +193,7 @@ def _base_experiment(experiment: Experiment, target: str) -> Experiment:
     if target != "head":
         return experiment
     fractions = sorted(set(experiment.head_fractions or experiment.fractions))
-    kind = find_task(experiment).kind
+    kind = find_task(experiment).example_kind
     specs = [str(config) for config in resolve_heads(experiment.heads or CANDIDATES[kind], kind)]
     # Stored hidden states are shared by all processes, and are the ones that best.toml uses.
     mode = "store" if experiment.states == "auto" else experiment.states

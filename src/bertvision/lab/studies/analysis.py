@@ -68,8 +68,8 @@ def _answer_rows(
         for seed in context.seeds:
             dev = context.data(seed).dev
             for name, run in _models(context, seed, fraction).items():
-                answers = task.answers(run.predictions(), dev.features, run.metrics["settings"])
-                correct = task.right(run.outcomes())
+                answers = task.decode(run.predictions(), dev.features, run.metrics["settings"])
+                correct = task.is_correct(run.outcomes())
                 assert correct is not None
                 measured = measure(dev.examples, [answers[example.id] for example in dev.examples], correct)
                 measurements.setdefault(name, []).append(measured)
@@ -191,11 +191,11 @@ def _by_length(
     task = context.task
     quarter_of_row = np.searchsorted(edges, lengths)
     models = dict(list(_models(context, seed, fraction).items())[:2])
-    correct = {name: task.right(run.outcomes()) for name, run in models.items()}
+    correct = {name: task.is_correct(run.outcomes()) for name, run in models.items()}
     measurements = {}
     for name, run in models.items():
         measured = {
-            quarter: task.summarize(run.outcomes()[quarter_of_row == number])[task.primary]
+            quarter: task.compute_metrics(run.outcomes()[quarter_of_row == number])[task.primary]
             for number, quarter in enumerate(QUARTERS)
         }
         own, others = correct[name], next(flags for model, flags in correct.items() if model != name)

@@ -42,7 +42,7 @@ STUDIES: dict[str, Study] = {
 
 def studies_for(task: Task, options: StudyOptions) -> list[str]:
     """Return the names of the studies that apply to a task."""
-    has_pairs = task.per_token or len(task.describe().get("texts", ())) > 1
+    has_pairs = task.per_token or len(task.to_dict().get("texts", ())) > 1
     applies = {
         "all": True,
         "squad2": task.per_token,

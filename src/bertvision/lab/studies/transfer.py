@@ -99,7 +99,7 @@ def _runs_by_model(
 
 def _same_classes(context: StudyContext, target: StudyContext) -> bool:
     """Whether both tasks are of the same kind and have classes of the same names."""
-    first, second = context.task.describe(), target.task.describe()
+    first, second = context.task.to_dict(), target.task.to_dict()
     return first.get("classes") == second.get("classes") and first["kind"] == second["kind"]
 
 
