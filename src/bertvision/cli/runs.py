@@ -109,7 +109,7 @@ def compare_runs(runs: RunReferences, root: Root = Path("runs"), as_json: Json =
 
     Example: bertvision runs compare 4e5f6a7b 0a1b2c3d
     """
-    from bertvision.lab.statistics import Pair, compare
+    from bertvision.lab.statistics import PairedOutcomes, compare
     from bertvision.tasks import task_from_dict
 
     resolved = [resolve_run(reference, root) for reference in runs]
@@ -121,7 +121,7 @@ def compare_runs(runs: RunReferences, root: Root = Path("runs"), as_json: Json =
     for run in resolved:
         if run.predictions().ids != first.predictions().ids:
             raise BertVisionError(f"{run.directory} was scored on other rows than {first.directory}.")
-        difference = compare([Pair(task, [first.outcomes()], [run.outcomes()])])
+        difference = compare([PairedOutcomes(task, [first.outcomes()], [run.outcomes()])])
         rows.append(
             {
                 "name": run.name,

@@ -420,12 +420,14 @@ def test_a_head_carried_to_a_later_checkpoint(finished, tiny, reviews):
 def test_states_of_pairs_are_stored_as_the_default_heads_read_them(tiny, reviews):
     pairs = make(train_file=str(reviews), encoder=str(tiny), text_pair="text", fractions=[0.0])
     sizes = {
-        texts: extraction.estimate(pairs, ["train"], texts=texts)["bytes"]["float32"]
+        texts: extraction.estimate(pairs, ["train"], extraction.ExtractionOptions(encoding=texts))["bytes"]["float32"]
         for texts in ("", "cross", "bi", "both")
     }
     assert sizes[""] == sizes["both"] > 1.9 * sizes["cross"] and sizes["bi"] == sizes["cross"]
     texts = make(train_file=str(reviews), encoder=str(tiny), fractions=[0.0])
-    assert extraction.estimate(texts, ["train"]) == extraction.estimate(texts, ["train"], texts="cross")
-    for wrong, why in (("bi", "Only the texts of pairs"), ("beside", "value of encoding")):
+    assert extraction.estimate(texts, ["train"]) == extraction.estimate(
+        texts, ["train"], extraction.ExtractionOptions(encoding="cross")
+    )
+    for wrong, why in (("bi", "needs a task of text pairs"), ("beside", "value of encoding")):
         with pytest.raises(BertVisionError, match=why):
-            extraction.estimate(texts, ["train"], texts=wrong)
+            extraction.estimate(texts, ["train"], extraction.ExtractionOptions(encoding=wrong))
