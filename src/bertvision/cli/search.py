@@ -12,7 +12,7 @@ from bertvision.cli.training import Cluster, Json, Root
 
 if TYPE_CHECKING:
     from bertvision.lab.experiment import Experiment
-    from bertvision.lab.search import SearchResult
+    from bertvision.lab.searches import SearchResult
 
 SHOWN = 10  # trials in the table
 
@@ -24,7 +24,7 @@ def register(app: typer.Typer) -> None:
 
 def search(
     experiment: "Experiment",
-    what: Annotated[str, typer.Option(help="head, or bert for the baseline with the same budget.")] = "head",
+    target: Annotated[str, typer.Option(help="head, or bert for the baseline with the same budget.")] = "head",
     trials: Annotated[int, typer.Option(help="Number of settings to try, over all processes.")] = 20,
     seeds: Annotated[int, typer.Option(help="Seeds per trial; its score is their mean.")] = 1,
     space: Annotated[
@@ -34,10 +34,12 @@ def search(
     storage: Annotated[
         str, typer.Option(help="Optuna storage URL, to share a search between machines [a local file].")
     ] = "",
-    together: Annotated[int, typer.Option(help="Trials that are drawn and trained together.")] = 5,
+    trials_per_batch: Annotated[int, typer.Option(help="Trials that are drawn and trained together.")] = 5,
     address: Cluster = "",
     root: Root = Path("runs"),
     as_json: Json = False,
+    what: Annotated[str, typer.Option(hidden=True, help="Former name of --target.")] = "",
+    together: Annotated[int, typer.Option(hidden=True, help="Former name of --trials-per-batch.")] = 0,
 ) -> None:
     """Search for settings on validation, score the best once on dev, and write it as an experiment file.
 
@@ -45,17 +47,17 @@ def search(
 
     Example: bertvision search --task stsb --limit 1000 --at 0.3 --heads adapter,learned --trials 20
     """
-    from bertvision.lab.search import search as run_search
+    from bertvision.lab.searches import run_search
 
     result = run_search(
         experiment,
-        what=what,
+        target=what or target,
         trials=trials,
         seeds=seeds,
         space=space or [],
         shard=shard,
         storage=storage,
-        together=together,
+        trials_per_batch=together or trials_per_batch,
         address=address,
         root=root,
     )
@@ -69,7 +71,7 @@ def _print(result: "SearchResult", as_json: bool) -> None:
         output.as_json(
             {
                 "experiment": str(result.file),
-                "setting": vars(result.setting),
+                "setting": vars(result.settings),
                 "validation": result.validation,
                 "final": [{"directory": str(run.directory), "score": run.metrics["score"]} for run in result.runs],
                 "importance": result.importance,
