@@ -100,13 +100,13 @@ def test_mistakes_cost_no_fine_tuning(cli, words, tmp_path):
     refused(cli(*extract, "--store-dtype", "int88"), "Unknown type of stored states 'int88'", "Did you mean 'int8'")
     refused(cli(*extract, "--splits", "trian"), "Unknown split 'trian'", "Did you mean 'train'")
     refused(cli(*extract, "--splits", ","), "Name a split")
-    refused(cli(*extract, "--layers", "3-9"), "layers that do not exist: there are 0 to 3")
+    refused(cli(*extract, "--layers", "3-9"), "layers that do not exist: there are layers 0 to 3")
     refused(cli(*extract, "--layers", "top"), "is not understood")
     refused(cli(*extract, "--at", "0.5,1", "--store-dir", tmp_path / "s"), "can hold one fraction only")
     estimate = ["store", "estimate", *words]
     refused(cli(*estimate, "--splits", "devv"), "Did you mean 'dev'")
     refused(cli(*estimate, "--splits", ""), "Name a split")
-    refused(cli(*estimate, "--layers", "3-9"), "there are 0 to 3")
+    refused(cli(*estimate, "--layers", "3-9"), "there are layers 0 to 3")
     assert not root.exists()
 
 
