@@ -49,8 +49,8 @@ class TrialRunner:
         experiment = make(task="squad2", encoder=given.encoder, fractions=[0.0], **settings)
         self.data = load_data(experiment)
         self.checkpoint = open_checkpoint(self.data, finetune(self.data, scratch / "runs"), 0.0)
-        self.view = StateView(layers=tuple(range(self.checkpoint.encoder.layers)))
-        self.width = self.checkpoint.encoder.width
+        self.view = StateView(cross_layers=tuple(range(self.checkpoint.encoder.num_layers)))
+        self.width = self.checkpoint.encoder.hidden_size
 
     def extracted(
         self, name: str, type: str, data: ExperimentData | None = None, checkpoint: Checkpoint | None = None
@@ -69,7 +69,7 @@ def size(runner: TrialRunner) -> dict[str, Any]:
     """Bytes against padded float32 at the task's maximum length."""
     lengths = np.concatenate([getattr(runner.data, name).features.lengths for name in ("train", "validation", "dev")])
 
-    padded = len(lengths) * runner.data.max_tokens * runner.view.channels * runner.width * 4
+    padded = len(lengths) * runner.data.max_tokens * runner.view.num_channels * runner.width * 4
     found = {
         type: padded / Layout(type=type, view=runner.view, width=runner.width, lengths=lengths).bytes
         for type in FORMATS
@@ -84,13 +84,13 @@ def agreement(runner: TrialRunner) -> dict[str, Any]:
     chosen_on = data.validation
     stored = StoredStates(runner.extracted("validation", "float32"), data.ordered(chosen_on).plan)
     predictions = data.predict({"head": head}, stored, chosen_on, "validation")["head"]
-    settings = task.tune(predictions, chosen_on.features, chosen_on.examples)
+    settings = task.fit_decoding(predictions, chosen_on.features, chosen_on.examples)
     found: dict[str, Any] = {"validation_f1": score}
     exact: dict[str, Any] = {}
     for type in FORMATS:
         stored = StoredStates(runner.extracted("dev", type), data.ordered(split).plan)
         predictions = data.predict({"head": head}, stored, split, type)["head"]
-        answers = task.answers(predictions, split.features, settings)
+        answers = task.decode(predictions, split.features, settings)
         texts = {key: answer.text for key, answer in answers.items()}
         exact = exact or texts
         same = float(np.mean([exact[key] == text for key, text in texts.items()]))
@@ -152,8 +152,8 @@ def _score(data: ExperimentData, runner: TrialRunner, head: nn.Module, type: str
         split = getattr(data, name)
         stored = StoredStates(runner.extracted(name, type, data, checkpoint), data.ordered(split).plan)
         found[name] = data.predict({"head": head}, stored, split, name)["head"]
-    settings = task.tune(found["validation"], data.validation.features, data.validation.examples)
-    answers = task.answers(found["dev"], data.dev.features, settings)
+    settings = task.fit_decoding(found["validation"], data.validation.features, data.validation.examples)
+    answers = task.decode(found["dev"], data.dev.features, settings)
     return task.score(answers, data.dev.examples)[task.primary]
 
 
@@ -163,7 +163,7 @@ def epoch(runner: TrialRunner) -> dict[str, Any]:
     store = runner.extracted("train", "int8")
     rows = min(runner.given.epoch_rows, store.rows)
     chosen = np.random.default_rng(0).choice(store.rows, rows, replace=False)
-    plan = _Part(BatchPlan(store.known.lengths[chosen], data.heads.batch_size, seed=0), chosen)
+    plan = _Part(BatchPlan(store.row_table.lengths[chosen], data.heads.batch_size, seed=0), chosen)
     decoded = _Decoded(list(StoredStates(store, plan).epoch(0)), rows)  # pyright: ignore[reportArgumentType]
     states = ("first", "warm", "cold")
     results: dict[str, list[float]] = {"memory": []} | {
@@ -225,8 +225,8 @@ def _head_epoch(runner: TrialRunner, batches: Batches) -> float:
 def read(runner: TrialRunner) -> dict[str, Any]:
     """Cold reading: shuffled against sequential, and against the layout of the original."""
     store = runner.extracted("train", "int8")
-    plan = BatchPlan(store.known.lengths, 32, seed=0)
-    blocks = BatchPlan(store.known.lengths, 32, seed=0, block=256)
+    plan = BatchPlan(store.row_table.lengths, 32, seed=0)
+    blocks = BatchPlan(store.row_table.lengths, 32, seed=0, block=256)
     megabytes = store.layout.bytes / 1e6
     rates: dict[str, list[float]] = {"sequential": [], "shuffled": [], "blocks": [], "decoded": []}
     orders = {"shuffled": (_Raw, plan), "blocks": (_Raw, blocks), "decoded": (StoredStates, plan)}
@@ -283,9 +283,9 @@ def original(runner: TrialRunner) -> dict[str, Any]:
     path = runner.scratch / "padded.h5"
     if not path.exists():
         with h5py.File(path.with_suffix(".tmp"), "w") as file:
-            shape = (rows, runner.view.channels, longest, runner.width)
+            shape = (rows, runner.view.num_channels, longest, runner.width)
             data = file.create_dataset("states", shape, dtype="float32", chunks=(1, *shape[1:]))
-            for batch in StoredStates(store, BatchPlan(store.known.lengths[:rows], 16)).epoch(0):
+            for batch in StoredStates(store, BatchPlan(store.row_table.lengths[:rows], 16)).epoch(0):
                 for row, state in zip(batch.rows, batch.inputs, strict=True):
                     data[row, :, : state.shape[1]] = state.numpy()
         path.with_suffix(".tmp").rename(path)
@@ -306,7 +306,7 @@ def original(runner: TrialRunner) -> dict[str, Any]:
         for state in ("cold", "warm"):
             if state == "cold":
                 drop_cache(store.path)
-            stored = StoredStates(Store(store.path), BatchPlan(store.known.lengths, 32))
+            stored = StoredStates(Store(store.path), BatchPlan(store.row_table.lengths, 32))
             rates[f"store_{state}"].append(rows / _clock(lambda stored=stored: _drain(stored.read(batches))))
             stored.store.close()
     middle = {name: statistics.median(each) for name, each in rates.items()}
@@ -368,7 +368,7 @@ def _first(features: Features, rows: int) -> Features:
         tokens={name: flat[:end] for name, flat in features.tokens.items()},
         offsets=features.offsets[: rows + 1],
         labels=features.labels[:rows],
-        origins=features.origins[:rows],
+        example_ids=features.example_ids[:rows],
     )
 
 

@@ -1,6 +1,7 @@
-"""A backbone with every head that reads it: one forward pass for all of them."""
+"""Encoders that several heads share: one forward pass for all heads."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -24,16 +25,16 @@ from bertvision.heads import (
     upgrade_state_dict,
 )
 from bertvision.runs import Run
-from bertvision.types import HeadShape, StateView, call_head
+from bertvision.types import HeadShape, call_head
 
 
 class SharedEncoder(Protocol):
-    """What reads tokens once, and lets heads read what it saw."""
+    """An encoder with heads, by torch or onnxruntime."""
 
     weights: str
-    """The hash of the backbone: runs with the same one share it."""
+    """The hash of the encoder's weights. Runs with the same hash share the encoder."""
     runs_on: str
-    """In words, e.g. "torch on cpu"."""
+    """The library and device, e.g. "torch on cpu"."""
 
     def read(
         self,
@@ -42,19 +43,19 @@ class SharedEncoder(Protocol):
         text_ids: Tensor | None,
         wanted: Mapping[str, np.ndarray],
     ) -> dict[str, np.ndarray]:
-        """Read a batch (B, T) once; return each wanted head's logits for the rows it is wanted for."""
+        """Encode a batch (B, T) once; return the logits of each head in `wanted` for the rows given there."""
         ...
 
 
 class AttachedHead(NamedTuple):
-    """A head, and the trunk that it reads."""
+    """The name of a head and its encoder."""
 
     shared_encoder: SharedEncoder
     head: str
 
 
 class HeadWithPooler(nn.Module):
-    """Show a head BERT's pooled [CLS] behind the layers, as it was when the head was trained."""
+    """Give a head the pooler output as the last channel, as in its training."""
 
     def __init__(self, head: nn.Module, last: BertHead):
         super().__init__()
@@ -68,7 +69,7 @@ class HeadWithPooler(nn.Module):
 
 
 class TorchEncoder:
-    """A frozen backbone in memory, and heads by name."""
+    """A frozen encoder in memory with heads by name."""
 
     def __init__(self, encoder: Encoder, weights: str):
         self.encoder = encoder.to(devices.device()).eval().requires_grad_(False)
@@ -79,11 +80,12 @@ class TorchEncoder:
     def states(
         self, inputs: dict[str, Tensor], attention_mask: Tensor, text_ids: Tensor | None, names: Iterable[str]
     ) -> dict[str, Tensor]:
-        """Return what each head reads: one pass for all, and one more if any has the texts of pairs read apart."""
-        apart, layers = {name: _uses_bi_encoding(self.heads[name]) for name in names}, self.encoder.layers
-        numbers = range(-layers if any(apart.values()) else 0, layers)
-        hidden = self.encoder(inputs, attention_mask, text_ids, numbers)
-        return {name: hidden if reads else hidden[:, -layers:] for name, reads in apart.items()}
+        """Return the hidden states of each head: one forward pass, and one more if any reads the bi-encoding."""
+        uses_bi = {name: _uses_bi_encoding(self.heads[name]) for name in names}
+        num_layers = self.encoder.num_layers
+        bi_layers = range(num_layers) if any(uses_bi.values()) else ()
+        hidden = self.encoder(inputs, attention_mask, text_ids, bi_layers=bi_layers)
+        return {name: hidden if bi else hidden[:, -num_layers:] for name, bi in uses_bi.items()}
 
     @torch.inference_mode()
     def read(
@@ -93,7 +95,7 @@ class TorchEncoder:
         text_ids: Tensor | None,
         wanted: Mapping[str, np.ndarray],
     ) -> dict[str, np.ndarray]:
-        """Read a batch once; each head reads the states of its rows."""
+        """Encode a batch once, and apply each head to its rows."""
         device = devices.device()
         attention_mask = attention_mask.to(device)
         text_ids = None if text_ids is None else text_ids.to(device)
@@ -113,38 +115,36 @@ class TorchEncoder:
 
 
 def _uses_bi_encoding(head: nn.Module) -> bool:
-    return any(isinstance(part, LayerSelect) and part.chosen[0] < 0 for part in head.modules())
+    return any(isinstance(part, LayerSelect) and part.selection.bi_layers for part in head.modules())
 
 
 class EncoderPool:
-    """Backbones by the hash of their weights, each loaded once however many runs read it."""
+    """Encoders by the hash of their weights. Each is loaded once."""
 
     def __init__(self, encoder: str = ""):
-        """With `backbone`, read that one wherever the runs say theirs is; it must be the same."""
+        """`encoder`: load this one instead of those that the runs name. Its weights must be the same."""
         self.given = encoder
         self.loaded: dict[str, TorchEncoder] = {}
 
     def add(self, run: Run) -> AttachedHead:
-        """Return the run's head on its backbone, loading what is not there yet."""
+        """Return the head of a run with its encoder; load those that are not loaded yet."""
         if run.kind == "bert":
             return self.add_own(run)
         shared_encoder, name = self._shared_encoder(run), str(run.directory.resolve())
         if name not in shared_encoder.heads:
-            shape = HeadShape(**run.experiment["shape"])
+            shape = HeadShape.from_dict(run.experiment["shape"])
             config = HeadConfig.parse(run.name)
             head = build_head(config, shape)
             load_head_weights(head, run.weights())
-            # Trained beside a head that has texts read apart, it need not look at states that have them.
-            lowest = -shape.own_layers if _uses_bi_encoding(head) else 0
-            seen = StateView(layers=tuple(range(lowest, shape.own_layers)), pooled=shape.pooled)
-            select_from_view(head, seen, shape.own_layers)
+            # The states of the bi-encoding are computed only for heads that read them.
+            select_from_view(head, replace(shape, bi_encoding=_uses_bi_encoding(head)).view)
             if config.pooler_output:
                 head = HeadWithPooler(head, self._own_head(run))
             shared_encoder.heads[name] = head.to(devices.device()).eval().requires_grad_(False)
         return AttachedHead(shared_encoder, name)
 
     def add_own(self, run: Run) -> AttachedHead:
-        """Return BERT's own head, as it was fine-tuned with the run's backbone."""
+        """Return BERT's own head, fine-tuned together with the run's encoder."""
         shared_encoder, name = self._shared_encoder(run), f"BERT of {own_head_file(run).resolve()}"
         if name not in shared_encoder.heads:
             shared_encoder.heads[name] = self._own_head(run)
@@ -158,36 +158,31 @@ class EncoderPool:
             if weights_hash(encoder) != weights:
                 why = "" if self.given or run.has_encoder else " It was shared without its own, which is fine-tuned."
                 raise BertVisionError(
-                    f"The backbone at {where} is not the one {run.directory} was trained on: its weights differ.{why} "
+                    f"The encoder at {where} is not the one {run.directory} was trained on: its weights differ.{why} "
                     "Name the right one, or train the head again."
                 )
             self.loaded[weights] = TorchEncoder(encoder, weights)
         return self.loaded[weights]
 
     def _own_head(self, run: Run) -> BertHead:
-        shape = run.experiment["shape"]
-        last = BertHead(
-            HeadShape(
-                **shape | {"layers": shape["layers"] - shape.get("pooled", False), "pooled": False, "apart": False}
-            )
-        )
+        shape = HeadShape.from_dict(run.experiment["shape"])
+        last = BertHead(replace(shape, pooler_output=False, bi_encoding=False))
         load_head_weights(last, load_tensors(own_head_file(run), "head of BERT's own")[0])
         return last.to(devices.device()).eval().requires_grad_(False)
 
 
 def own_head_file(run: Run) -> Path:
-    """Where BERT's own head of the run's task is: with a shared run, else with its backbone."""
+    """Return the file of BERT's own head: in the directory of a shared run, else beside its encoder."""
     name = run.experiment.get("own_head", BERT_HEAD_FILE)
     beside = run.directory / name
     return beside if beside.is_file() else run.encoder / name
 
 
 def layers_read(run: Run) -> dict[str, Any]:
-    """Say which layers a run's head reads, and how it weighs them where it learned that."""
+    """Return which layers the head of a run reads, and their weights if it has learned any."""
     if "reads" in run.experiment:  # an exported run: its weights are in the graph
         return run.experiment["reads"]
-    shape = run.experiment["shape"]
-    available = shape["layers"] - shape.get("pooled", False)
+    available = HeadShape.from_dict(run.experiment["shape"]).num_layers
     if run.kind == "bert":
         return {"of": available, "layers": [available - 1], "pooled": False, "encoding": "cross", "weights": None}
     config = HeadConfig.parse(run.name)

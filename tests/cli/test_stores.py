@@ -102,7 +102,7 @@ def test_mistakes_cost_no_fine_tuning(cli, words, tmp_path):
     refused(cli(*extract, "--splits", ","), "Name a split")
     refused(cli(*extract, "--layers", "3-9"), "layers that do not exist: there are 0 to 3")
     refused(cli(*extract, "--layers", "top"), "is not understood")
-    refused(cli(*extract, "--at", "0.5,1", "--store-dir", tmp_path / "s"), "room for one fraction")
+    refused(cli(*extract, "--at", "0.5,1", "--store-dir", tmp_path / "s"), "can hold one fraction only")
     estimate = ["store", "estimate", *words]
     refused(cli(*estimate, "--splits", "devv"), "Did you mean 'dev'")
     refused(cli(*estimate, "--splits", ""), "Name a split")
@@ -113,7 +113,7 @@ def test_mistakes_cost_no_fine_tuning(cli, words, tmp_path):
 def test_pooled_is_for_sentence_tasks(cli, tiny, tmp_path):
     (tmp_path / "train.json").write_text(json.dumps(squad_json(6, 2, 0)))
     words = ["extract", "--train-file", tmp_path / "train.json", "--encoder", tiny, "--runs", tmp_path / "runs"]
-    refused(cli(*words, "--pooler-output"), "sentence tasks only; leave --pooler-output out")
+    refused(cli(*words, "--pooler-output"), "Leave out --pooler-output")
     assert not (tmp_path / "runs").exists()
 
 
@@ -140,7 +140,7 @@ def test_info(cli, whole):
 def test_verify(cli, runs):
     store = next(runs[1].glob("train-*"))
     code, out, _ = cli("store", "verify", store)
-    assert code == 0 and re.fullmatch(r"\d+ rows, [\d.,]+ [kM]B: all sound\.\n", out)
+    assert code == 0 and re.fullmatch(r"\d+ rows, [\d.,]+ [kM]B: no errors\.\n", out)
     code, out, _ = cli("store", "verify", store, "--json")
     assert code == 0 and json.loads(out)["problems"] == []
     damage(store)
@@ -180,7 +180,7 @@ def test_convert(cli, whole, tmp_path):
     (made,) = json.loads(out)
     assert code == 0 and (made["type"], made["layers"], made["kept"]) == ("int4", [3], "all")
     code, out, _ = cli("store", "convert", store, tmp_path / "b", "--first")
-    assert code == 0 and "float32" in out and Store(tmp_path / "b").view.first
+    assert code == 0 and "float32" in out and Store(tmp_path / "b").view.first_token_only
     assert cli("store", "verify", tmp_path / "a")[0] == cli("store", "verify", tmp_path / "b")[0] == 0
     refused(cli("store", "convert", tmp_path / "a", tmp_path / "c", "--layers", "1,3"), "[1] are not")
     refused(cli("store", "convert", store, tmp_path / "c", "--layers", "7"), "there are 0 to 3")
@@ -271,7 +271,7 @@ def test_stores_named_by_hand_must_be_of_the_same_states(cli, runs, words, tmp_p
     )
     part = ["--store-dir", tmp_path / "part", "--runs", root]
     assert cli("extract", *words, *part, "--layers", "last2", "--splits", "train,validation")[0] == 0
-    refused(cli("train", *words, *part, "--heads", "learned", "--states", "store"), "layers [2, 3] are there")
+    refused(cli("train", *words, *part, "--heads", "learned", "--states", "store"), "layers it holds [2, 3]")
     assert tree(mine) == before
 
 

@@ -17,7 +17,7 @@ from bertvision.states.formats import GROUP
 from bertvision.types import Batch, StateView
 
 IDENTITY = {"encoder": "a" * 64, "split": "train"}
-ALL = StateView(layers=(0, 1, 2))
+ALL = StateView(cross_layers=(0, 1, 2))
 
 
 class Made:
@@ -34,7 +34,7 @@ class Made:
         self.second_text_starts = (self.lengths + 1) // 2 if self.rows % 2 else None  # pairs, or single texts
 
     @property
-    def known(self) -> RowTable:
+    def row_table(self) -> RowTable:
         """What the writer is told of the rows."""
         return RowTable(
             lengths=self.lengths,
@@ -45,14 +45,14 @@ class Made:
 
     def state(self, row: int) -> Tensor:
         """The states of a row. -> (L, T, W)"""
-        shape = (self.view.channels, int(self.lengths[row]), self.width)
+        shape = (self.view.num_channels, int(self.lengths[row]), self.width)
         return torch.from_numpy(np.random.default_rng(row).standard_normal(shape, dtype=np.float32))
 
     def batch(self, rows: np.ndarray) -> Batch:
         """Pad with something that no reader may ever see."""
         lengths = torch.from_numpy(self.lengths[rows])
         mask = torch.arange(int(lengths.max())) < lengths[:, None]
-        hidden = torch.full((len(rows), self.view.channels, mask.shape[1], self.width), 99.0)
+        hidden = torch.full((len(rows), self.view.num_channels, mask.shape[1], self.width), 99.0)
         for i, row in enumerate(rows.tolist()):
             hidden[i, :, : lengths[i]] = self.state(row)
         return Batch(rows=rows, inputs=hidden, attention_mask=mask, labels=torch.from_numpy(self.labels[rows]))
@@ -70,7 +70,7 @@ class Made:
     def write(self, path: Path, **more) -> Store:
         """Make a store of it."""
         settings = {"width": self.width, "type": "int8", "batch_size": 3, "shard": 4096} | more
-        return write(path, self, self.known, settings.pop("identity", IDENTITY), **settings)
+        return write(path, self, self.row_table, settings.pop("identity", IDENTITY), **settings)
 
 
 def files(path: Path) -> dict[str, bytes]:

@@ -50,7 +50,7 @@ class QueuedRow:
     deadline: float
     """A time of the monotonic clock."""
     heads: set[str] = field(default_factory=set)
-    second: int | None = None
+    second_text_start: int | None = None
     """Position of the first token of the second text of a pair."""
     future: "asyncio.Future[dict[str, np.ndarray]] | None" = None
 
@@ -100,8 +100,10 @@ def run_batch(rows: Sequence[QueuedRow]) -> list[dict[str, np.ndarray]]:
         tokens={name: np.concatenate([row.tokens[name] for row in rows]) for name in rows[0].tokens},
         offsets=np.concatenate([[0], np.cumsum(lengths)]),
         labels=np.zeros(len(rows), dtype=np.int64),
-        origins=[None] * len(rows),
-        second_text_starts=np.array([row.length if row.second is None else row.second for row in rows]),
+        example_ids=[""] * len(rows),
+        second_text_starts=np.array(
+            [row.length if row.second_text_start is None else row.second_text_start for row in rows]
+        ),
     )
     batch = TokenBatches(features, len(rows), rows[0].pad_ids).collate(np.arange(len(rows)))
     assert isinstance(batch.inputs, dict)

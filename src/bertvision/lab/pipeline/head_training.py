@@ -25,7 +25,7 @@ from bertvision.heads import (
     training_dtype,
     upgrade_state_dict,
 )
-from bertvision.lab.pipeline.data import ExperimentData, fingerprint
+from bertvision.lab.pipeline.data import ExperimentData, fingerprint, with_cpu_setting
 from bertvision.lab.pipeline.evaluation import bert_run, finish, validation_scores
 from bertvision.lab.pipeline.finetuning import Checkpoint
 from bertvision.lab.pipeline.states import states
@@ -34,6 +34,7 @@ from bertvision.training import Checkpointer, FitOptions, TrainState, fit
 from bertvision.types import HeadShape, StateView
 
 
+@with_cpu_setting
 def train_heads(data: ExperimentData, checkpoint: Checkpoint, *, start: Run | None = None) -> list[Run]:
     """Train every head and control on one pass over the states of a fraction; skip those already there.
 
@@ -69,7 +70,7 @@ def _train(
         for rate in rates:
             models[f"{config}@{rate:g}"] = head = new_head(data, config, shape, view)
             if start is not None:
-                warm_start(head, start, data.task.describe())
+                warm_start(head, start, data.task.to_dict())
             optims[f"{config}@{rate:g}"] = replace(data.heads, learning_rate=rate)
     began = time.perf_counter()
     validation = states(data, checkpoint, "validation", view, data.ordered(data.validation))
@@ -96,8 +97,8 @@ def _train(
     if not alive:
         raise BertVisionError("Every head diverged; a smaller train.learning_rate may help.")
     final = {str(config): train_state.model for config, train_state in alive.items()}
-    layers = checkpoint.encoder.layers
-    final["bert"] = LayerSelect(checkpoint.last, [layers - 1]).through(view, layers)  # free
+    last_layer = StateView(cross_layers=(checkpoint.encoder.num_layers - 1,))
+    final["bert"] = LayerSelect(checkpoint.last, last_layer, view)  # free
     dev = states(data, checkpoint, "dev", view, data.ordered(data.dev))
     batches = {"validation": validation, "dev": dev}
     found = {
@@ -127,6 +128,7 @@ def _train(
     resume.unlink(missing_ok=True)
 
 
+@with_cpu_setting
 def evaluate_at(data: ExperimentData, runs: Sequence[Run], checkpoint: Checkpoint) -> list[Run]:
     """Score trained heads on the states of another point; thresholds and the like are chosen there anew."""
     dev = fingerprint(data.dev)
@@ -134,8 +136,8 @@ def evaluate_at(data: ExperimentData, runs: Sequence[Run], checkpoint: Checkpoin
         checkpoint.directory / f"{slug(run.name)}-carried-{value_hash([run.directory.name, dev])}" for run in runs
     ]
     missing = {place: run for place, run in zip(places, runs, strict=True) if not is_finished(place)}
-    for shape in dict.fromkeys(HeadShape(**run.experiment["shape"]) for run in missing.values()):
-        alike = {place: run for place, run in missing.items() if HeadShape(**run.experiment["shape"]) == shape}
+    for shape in dict.fromkeys(HeadShape.from_dict(run.experiment["shape"]) for run in missing.values()):
+        alike = {place: run for place, run in missing.items() if HeadShape.from_dict(run.experiment["shape"]) == shape}
         configs = {place: HeadConfig.parse(run.name) for place, run in alike.items()}
         view = required_view(configs.values(), shape)
         models = {place.name: build_for_view(config, shape, view) for place, config in configs.items()}
