@@ -230,7 +230,7 @@ def ensemble(
     if as_json:
         output.as_json(rows)
         return
-    output.print_comparison(rows, data.task.kind)
+    output.print_comparison(rows, data.task.example_kind)
     print(f"Run: {combined.directory}")
 
 
