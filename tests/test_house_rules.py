@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from test_import_rules import CORE, SOURCE, owner
 
 MAX_CORE_LINES = 7000
