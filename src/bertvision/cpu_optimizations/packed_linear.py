@@ -33,7 +33,7 @@ def packed(model: nn.Module) -> Iterator[None]:
     """Replace the frozen linear layers of a model on a CPU inside a `with` block, which needs memory for the copies."""
     children = [(parent, name, child) for parent in model.modules() for name, child in parent.named_children()]
     layers = [
-        (parent, name, child) for parent, name, child in children if type(child) is nn.Linear and _can_pack(child)
+        (parent, name, child) for parent, name, child in children if isinstance(child, nn.Linear) and _can_pack(child)
     ]
     for parent, name, child in layers:
         setattr(parent, name, PackedLinear(child))
@@ -44,8 +44,8 @@ def packed(model: nn.Module) -> Iterator[None]:
             setattr(parent, name, child)
 
 
-def _can_pack(layer: nn.Linear) -> bool:
-    """Return whether a layer is frozen and oneDNN can multiply with it."""
-    if layer.weight.requires_grad or layer.weight.device.type != "cpu":
+def _can_pack(layer: nn.Module) -> bool:
+    """Return whether a layer is a frozen linear layer and oneDNN can multiply with it."""
+    if type(layer) is not nn.Linear or layer.weight.requires_grad or layer.weight.device.type != "cpu":
         return False
     return hasattr(torch.ops.mkldnn, "_linear_pointwise") and onednn_multiplies_bfloat16()
