@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from test_import_rules import CORE, SOURCE, owner
 
 MAX_CORE_LINES = 7000
@@ -15,8 +16,9 @@ OPTIONAL = {"cpu_optimizations"}
 """Packages that the plain path can be read without."""
 
 RETIRED = set(
-    """Kept Stored Streamed Wanted Copies Joint Reader Last Select reads_first halved Trunk Trunks Predictor Prepared Tuned
-    Point Loaded Reading Known Student Grade descend give_back quicken Words narrow whole fold carry begin_from carve
+    """Kept Stored Streamed Wanted Copies Joint Reader Last Select reads_first halved Trunk Trunks Predictor Prepared
+    Tuned Point Loaded Reading Known Student Grade descend give_back quicken Words narrow whole fold carry begin_from
+    carve
     lay_over Lab Bench bars Order Cell Piece Mixed Together Served clerks Guard Ask say SPEAKS notify gather gathers
     copies pace paces activations backbones trunks predictor together looking comparing chorus nursery made test_group
     test_layers runtime probing prepared""".split()
