@@ -214,7 +214,7 @@ def _splits(text: str) -> list[str]:
 
 
 def _view(source: "Store", layers: str, first: bool) -> "StateView":
-    """Read --layers against the layers a store has: names count the backbone's layers."""
+    """Return the part of a store that --layers selects; layers are numbered as in the encoder."""
     from dataclasses import replace
 
     from bertvision.heads import select_layers
