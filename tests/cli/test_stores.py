@@ -182,8 +182,8 @@ def test_convert(cli, extracted, tmp_path):
     code, out, _ = cli("store", "convert", store, tmp_path / "b", "--first")
     assert code == 0 and "float32" in out and Store(tmp_path / "b").view.first_token_only
     assert cli("store", "verify", tmp_path / "a")[0] == cli("store", "verify", tmp_path / "b")[0] == 0
-    refused(cli("store", "convert", tmp_path / "a", tmp_path / "c", "--layers", "1,3"), "[1] are not")
-    refused(cli("store", "convert", store, tmp_path / "c", "--layers", "7"), "there are 0 to 3")
+    refused(cli("store", "convert", tmp_path / "a", tmp_path / "c", "--layers", "1,3"), "but not [1]")
+    refused(cli("store", "convert", store, tmp_path / "c", "--layers", "7"), "there are layers 0 to 3")
     refused(cli("store", "convert", store, tmp_path / "c", "--type", "flaot16"), "Did you mean 'float16'")
     refused(cli("store", "convert", store, store, "--type", "int8"), "in place")
     refused(cli("store", "convert", store, tmp_path / "b"), "holds another store: tokens is first instead of all")
