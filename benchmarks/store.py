@@ -31,7 +31,18 @@ from bertvision.lab.experiment import make
 from bertvision.lab.pipeline import ExperimentData, finetune, load_data, open_checkpoint
 from bertvision.lab.pipeline.evaluation import validation_score
 from bertvision.lab.pipeline.finetuning import Checkpoint
-from bertvision.states import FORMATS, BatchPlan, Layout, RowTable, Store, StoredStates, TokenBatches, convert, write
+from bertvision.states import (
+    FORMATS,
+    BatchPlan,
+    Layout,
+    RowTable,
+    Store,
+    StoredStates,
+    TokenBatches,
+    WriteOptions,
+    convert,
+    write,
+)
 from bertvision.states.requests import drop_cache
 from bertvision.training import FitOptions, fit
 from bertvision.types import Batch, Batches, Features, StateView
@@ -61,7 +72,7 @@ class TrialRunner:
         path = self.scratch / f"{data.task.name}-{name}"
         rows = RowTable(lengths=features.lengths, labels=features.labels, ids=features.ids)
         stream = checkpoint.stream(data, data.ordered(getattr(data, name)), self.view)
-        exact = write(path / "float32", stream, rows, {"split": name}, width=self.width, type="float32")
+        exact = write(path / "float32", stream, rows, {"split": name}, self.width, WriteOptions(type="float32"))
         return exact if type == "float32" else convert(exact, path / type, type=type)
 
 
@@ -345,7 +356,7 @@ def writing(runner: TrialRunner) -> dict[str, Any]:
     for number in range(runner.given.repeats + 1):
         plans.clear()
         path = runner.scratch / f"written-{number}"
-        took = _clock(lambda path=path: write(path, Recorded(), known, {}, width=runner.width) and None)
+        took = _clock(lambda path=path: write(path, Recorded(), known, {}, runner.width) and None)
         alone = _clock(bare)
         shutil.rmtree(path)
         if number:  # the first warms up
@@ -396,7 +407,7 @@ def peak(runner: TrialRunner, rows: int) -> float:
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    write(runner.scratch / "peak", stream, known, {}, width=runner.width)
+    write(runner.scratch / "peak", stream, known, {}, runner.width)
     stop.set()
     watcher.join()
     return highest - before

@@ -6,13 +6,14 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from bertvision.states import RowTable, Store, write
+from bertvision.states import RowTable, Store, WriteOptions, write
 from bertvision.states.formats import GROUP
 from bertvision.types import Batch, StateView
 
@@ -70,7 +71,12 @@ class Made:
     def write(self, path: Path, **more) -> Store:
         """Make a store of it."""
         settings = {"width": self.width, "type": "int8", "batch_size": 3, "shard": 4096} | more
-        return write(path, self, self.row_table, settings.pop("identity", IDENTITY), **settings)
+        return write_store(path, self, self.row_table, settings.pop("identity", IDENTITY), **settings)
+
+
+def write_store(path: Path, source: Any, rows: RowTable, identity: Any, *, width: int, **options: Any) -> Store:
+    """Write a store with options by name."""
+    return write(path, source, rows, identity, width, WriteOptions(**options))
 
 
 def files(path: Path) -> dict[str, bytes]:

@@ -14,7 +14,6 @@ from bertvision.states import (
     StoredStates,
     TokenBatches,
     open_states,
-    write,
 )
 from bertvision.types import StateView
 
@@ -65,8 +64,8 @@ def test_the_trial_is_real_and_leaves_nothing(tiny, tmp_path, monkeypatch, messa
 
 def test_the_trial_may_be_larger_than_a_shard(tiny, tmp_path, monkeypatch, messages):
     monkeypatch.setattr("bertvision.states.requests.MEMORY", 10)
-    monkeypatch.setitem(write.__kwdefaults__, "shard", 1)  # instead of hundreds of megabytes of states
     wanted, tokens = want(tiny, tmp_path)
+    wanted = replace(wanted, shard=1)  # instead of hundreds of megabytes of states
     open_states("auto", wanted, tokens)
     assert "examples/s" in messages[0]
 

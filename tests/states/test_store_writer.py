@@ -9,11 +9,11 @@ import sys
 import numpy as np
 import pytest
 import torch
-from fakes import IDENTITY, Made, files, remount, small_disk
+from fakes import IDENTITY, Made, files, remount, small_disk, write_store
 from test_computed import stream
 
 from bertvision.errors import BertVisionError
-from bertvision.states import RowTable, Store, find_stores, is_store, remove_store, write
+from bertvision.states import RowTable, Store, find_stores, is_store, remove_store
 from bertvision.types import StateView
 
 LENGTHS = [int(n) for n in np.random.default_rng(3).integers(1, 40, 30)]
@@ -108,7 +108,7 @@ def test_a_backbone_that_was_stopped_gives_the_same_bytes(tiny, tmp_path, stop):
     features = source.tokens.features
     rows = RowTable(lengths=features.lengths, labels=features.labels, ids=features.ids)
     settings = {"width": 32, "type": "float32", "batch_size": 2, "shard": 8000}
-    calm = write(tmp_path / "calm", source, rows, IDENTITY, **settings)
+    calm = write_store(tmp_path / "calm", source, rows, IDENTITY, **settings)
     assert len(calm.layout.bounds) > 1
     read, left = source.read, stop
 
@@ -122,9 +122,9 @@ def test_a_backbone_that_was_stopped_gives_the_same_bytes(tiny, tmp_path, stop):
 
     source.read = stopping
     with pytest.raises(RuntimeError, match="stopped"):
-        write(tmp_path / "s", source, rows, IDENTITY, **settings)
+        write_store(tmp_path / "s", source, rows, IDENTITY, **settings)
     source.read = read
-    write(tmp_path / "s", source, rows, IDENTITY, **settings)
+    write_store(tmp_path / "s", source, rows, IDENTITY, **settings)
     assert files(tmp_path / "s") == files(calm.path)
 
 
@@ -283,7 +283,7 @@ def test_an_unknown_type(tmp_path):
 
 def test_no_rows(tmp_path):
     nothing = RowTable(lengths=np.zeros(0, dtype=np.int64), labels=np.zeros(0), ids=[])
-    refused(lambda: write(tmp_path / "s", Made([]), nothing, IDENTITY, width=8), "no rows")
+    refused(lambda: write_store(tmp_path / "s", Made([]), nothing, IDENTITY, width=8), "no rows")
 
 
 def test_a_disk_that_is_too_small_says_so_before_anything_is_computed(tmp_path, calm):

@@ -9,7 +9,7 @@ from bertvision.states.layout import Layout, RowTable, is_store, view_to_manifes
 from bertvision.states.partition import partition
 from bertvision.states.requests import MEMORY, MODES, StateRequest, open_states
 from bertvision.states.store import Store, find_stores, remove_store
-from bertvision.states.store_writer import write
+from bertvision.states.store_writer import WriteOptions, write
 from bertvision.states.stored import StoredStates
 from bertvision.states.token_batches import TokenBatches
 
@@ -26,6 +26,7 @@ __all__ = [
     "StoredStates",
     "ComputedStates",
     "TokenBatches",
+    "WriteOptions",
     "StateRequest",
     "open_states",
     "convert",

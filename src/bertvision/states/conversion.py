@@ -8,7 +8,7 @@ import numpy as np
 from bertvision.errors import BertVisionError
 from bertvision.states.batch_plan import BatchPlan
 from bertvision.states.store import Store
-from bertvision.states.store_writer import write
+from bertvision.states.store_writer import WriteOptions, write
 from bertvision.states.stored import StoredStates
 from bertvision.types import StateView
 
@@ -30,8 +30,6 @@ def convert(source: Store, path: Path, *, type: str = "", view: StateView | None
         states,
         replace(row_table, lengths=lengths),
         identity,
-        width=source.layout.width,
-        type=type or source.layout.type,
-        shard=source.layout.shard,
-        label="convert states",
+        source.layout.width,
+        WriteOptions(type=type or source.layout.type, shard=source.layout.shard, label="convert states"),
     )

@@ -23,7 +23,7 @@ from bertvision.states.formats import FORMATS
 from bertvision.states.in_memory import InMemoryStates, read_into_memory, size
 from bertvision.states.layout import MANIFEST, SHARD, Layout, RowTable, is_store
 from bertvision.states.store import Store
-from bertvision.states.store_writer import write, write_shards
+from bertvision.states.store_writer import WriteOptions, write, write_shards
 from bertvision.states.stored import StoredStates
 from bertvision.states.token_batches import TokenBatches
 from bertvision.types import Batch, Batches, StateView
@@ -89,13 +89,15 @@ class StateRequest:
             self.source,
             self.rows,
             self.identity,
-            width=self.width,
-            type=self.type,
-            batch_size=plan.batch_size,
-            budget=plan.budget,
-            shard=self.shard,
-            shared=spread is None,
-            spread=spread,
+            self.width,
+            WriteOptions(
+                type=self.type,
+                batch_size=plan.batch_size,
+                budget=plan.budget,
+                shard=self.shard,
+                shared=spread is None,
+                spread=spread,
+            ),
         )
 
     def write_shards(self, numbers: list[int]) -> None:
@@ -179,7 +181,8 @@ def measure(wanted: StateRequest, plan: BatchPlan, directory: Path) -> tuple[flo
     rows = RowTable(lengths=lengths, labels=np.zeros(len(lengths)), ids=[str(i) for i in range(len(lengths))])
     with tempfile.TemporaryDirectory(dir=directory, prefix=".trial-") as folder:
         one = 2**60  # shard: the sample does not look at which rows are asked for
-        store = write(Path(folder) / "store", sample, rows, {}, width=wanted.width, type=wanted.type, shard=one)
+        options = WriteOptions(type=wanted.type, shard=one)
+        store = write(Path(folder) / "store", sample, rows, {}, wanted.width, options)
         drop_cache(store.path)
         began = time.perf_counter()
         for _ in StoredStates(store, BatchPlan(lengths, plan.batch_size)).epoch(0):

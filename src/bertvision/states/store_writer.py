@@ -3,9 +3,10 @@
 import hashlib
 import os
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -52,37 +53,49 @@ from bertvision.types import Batch
 WAITING = 2  # batches that wait to be written: computing and writing overlap, and memory is bounded
 
 
+@dataclass(frozen=True, kw_only=True)
+class WriteOptions:
+    """How a store is written.
+
+    Args:
+        type: Number type of the stored states.
+        batch_size: Rows that are computed at once.
+        budget: Tokens, with padding, that are computed at once.
+        shard: Target size of a shard in bytes.
+        shared: The processes that train together write the store, each its part of the shards.
+        spread: Has `write_shards` called elsewhere for the shards it is given, and returns when they are written.
+        label: Text of the progress bar.
+    """
+
+    type: str = "int8"
+    batch_size: int = 64
+    budget: int = 8192
+    shard: int = SHARD
+    shared: bool = False
+    spread: Callable[[list[int]], object] | None = None
+    label: str = "write states"
+
+
 def write(
     path: Path,
     source: StateSource,
     rows: RowTable,
     identity: Mapping[str, Any],
-    *,
     width: int,
-    type: str = "int8",
-    batch_size: int = 64,
-    budget: int = 8192,
-    shard: int = SHARD,
-    shared: bool = False,
-    spread: Callable[[list[int]], object] | None = None,
-    label: str = "write states",
+    options: WriteOptions | None = None,
 ) -> Store:
-    """Write the missing shards of a store; return the finished store.
-
-    A shard is the same whoever computes it. `shared`: processes that work together write it, each every so many
-    shards. `spread`: has `write_shards` called elsewhere for the shards it is given, and returns when they are there.
-    """
-    path = Path(path)
-    lookup(FORMATS, type, "type of stored states")
+    """Write the missing shards of a store; return the finished store. A shard is the same whoever computes it."""
+    path, options = Path(path), options or WriteOptions()
+    lookup(FORMATS, options.type, "type of stored states")
     if not rows.ids:
         raise BertVisionError(f"There are no rows to store at {path}.")
-    layout = Layout(type=type, view=source.view, width=width, lengths=rows.lengths, shard=shard)
+    layout = Layout(type=options.type, view=source.view, width=width, lengths=rows.lengths, shard=options.shard)
     row_bytes = rows.to_bytes()
     header = _header(layout, rows, row_bytes, identity)
-    rank, of = (distributed.process_index(), distributed.num_processes()) if shared else (0, 1)
+    rank, of = (distributed.process_index(), distributed.num_processes()) if options.shared else (0, 1)
     with file_lock(path.absolute(), wait=False) if rank == 0 else nullcontext():
         try:
-            if distributed.broadcast_decision(is_store(path)) if shared else is_store(path):
+            if distributed.broadcast_decision(is_store(path)) if options.shared else is_store(path):
                 store = Store(path, layout.view.num_layers)
                 _require_same(path, "another store", store.manifest, header)
                 (path / UNFINISHED).unlink(missing_ok=True)  # left if the writer was killed between its last two steps
@@ -90,15 +103,7 @@ def write(
             if rank == 0:
                 _begin(path, header, row_bytes)
             _meet(of)
-            numbers = range(rank, len(layout.bounds), of)
-            missing = [number for number in numbers if not _is_written(path, layout, number)]
-            require_space(path, sum(map(layout.shard_bytes, missing)), f"The store of {len(rows.ids):,} rows as {type}")
-            mine, left = (sum(b - a for a, b in (layout.bounds[n] for n in each)) for each in (numbers, missing))
-            if spread is not None:
-                spread(missing)
-            else:
-                with bar(label, total=mine, done=mine - left) as advance:
-                    write_shards(path, layout, missing, source, batch_size, budget, advance)
+            _write_missing(path, layout, source, options, range(rank, len(layout.bounds), of))
             _meet(of)
             if rank == 0:
                 finish(path, layout, header)
@@ -106,6 +111,21 @@ def write(
         except OSError as error:
             raise write_error(path, error) from error
         return Store(path, layout.view.num_layers)
+
+
+def _write_missing(
+    path: Path, layout: Layout, source: StateSource, options: WriteOptions, numbers: Sequence[int]
+) -> None:
+    """Write those of the shards `numbers` that are not there yet."""
+    missing = [number for number in numbers if not _is_written(path, layout, number)]
+    what = f"The store of {len(layout.lengths):,} rows as {options.type}"
+    require_space(path, sum(map(layout.shard_bytes, missing)), what)
+    if options.spread is not None:
+        options.spread(missing)
+        return
+    all_rows, missing_rows = (sum(b - a for a, b in (layout.bounds[n] for n in part)) for part in (numbers, missing))
+    with bar(options.label, total=all_rows, done=all_rows - missing_rows) as advance:
+        write_shards(path, layout, missing, source, options.batch_size, options.budget, advance)
 
 
 def finish(path: Path, layout: Layout, header: dict[str, Any]) -> None:
