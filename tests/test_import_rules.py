@@ -8,9 +8,9 @@ SOURCE = Path(__file__).parents[1] / "src" / "bertvision"
 
 CORE = [
     ["errors"],
-    ["files", "progress", "distributed", "memory"],
+    ["files", "legacy", "progress", "distributed", "memory"],
     ["types", "sources", "devices"],
-    ["threads", "tasks", "cpu_optimizations"],
+    ["threads", "tasks", "records", "cpu_optimizations"],
     ["heads", "encoders"],
     ["states"],
     ["training", "ensembles", "runs"],

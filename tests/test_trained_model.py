@@ -87,7 +87,7 @@ def test_a_saved_ensemble_is_answered_from_live_members(answers):
 def test_no_answer_is_calibrated_on_validation(answers):
     settings = answers.settings
     assert {"null_threshold", "null_slope", "null_bias"} == set(settings) and settings["null_slope"] >= 0
-    errors = answers.run.metrics["calibration"]
+    errors = answers.run.metrics.calibration
     assert set(errors) == {"no_answer_error", "no_answer_error_uncalibrated"}
     assert errors["no_answer_error"] < errors["no_answer_error_uncalibrated"]
     # Runs of before have the threshold alone: it stands for one half.

@@ -3,29 +3,23 @@
 from typing import Any
 
 from bertvision.encoders import ENCODERS
+from bertvision.records import KINDS
 from bertvision.runs import Run
-
-KINDS = {
-    "bert": "BERT's own head on a fine-tuned encoder",
-    "head": "a small head on the hidden states of all layers of a fine-tuned encoder",
-    "control": "a control: a head trained beside others for comparison",
-    "ensemble": "an ensemble of heads on fine-tuned encoders",
-}
 
 
 def card(run: Run, *, with_encoder: bool) -> str:
     """Return the model card of a run as Markdown with a header that the Hub reads."""
-    task, metrics = run.experiment["task"], run.metrics
+    task, metrics = run.record.task, run.metrics
     first = (run.members() or [run])[0]
-    encoder = first.experiment["encoder"]
+    encoder = first.record.encoder
     known = ENCODERS.get(encoder)
     base = known.hub if known else encoder.rstrip("/").rsplit("/", 1)[-1] if encoder.startswith("/") else encoder
-    settings = run.experiment["settings"]
-    low, high = metrics["interval"]
-    primary = metrics["primary"]
-    scores = [f"| {key} | {value:.2f} |" for key, value in metrics["score"].items()]
-    validation = [f"| {key}, validation | {value:.2f} |" for key, value in metrics["validation"].items()]
-    calibration = [f"| {key} (expected, in %) | {value:.2f} |" for key, value in metrics.get("calibration", {}).items()]
+    settings = run.record.settings
+    low, high = metrics.interval
+    primary = metrics.primary_metric
+    scores = [f"| {key} | {value:.2f} |" for key, value in metrics.scores.items()]
+    validation = [f"| {key}, validation | {value:.2f} |" for key, value in metrics.validation_scores.items()]
+    calibration = [f"| {key} (expected, in %) | {value:.2f} |" for key, value in metrics.calibration.items()]
     where = "with it" if with_encoder else "not in this directory: name it when you load the head"
     header = ["---", "library_name: bertvision", f"pipeline_tag: {pipeline_tag(task)}", f"base_model: {base}"]
     header += ["tags:", "- bertvision", f"- {task['name']}", "---"]
@@ -36,7 +30,7 @@ def card(run: Run, *, with_encoder: bool) -> str:
         "",
         "## Scores",
         "",
-        f"{primary} {metrics['score'][primary]:.2f} on dev, 95 % of bootstrap samples of its rows within "
+        f"{primary} {metrics.scores[primary]:.2f} on dev, 95 % of bootstrap samples of its rows within "
         f"{low:.2f} - {high:.2f}.",
         "",
         "| score | value |",
@@ -47,9 +41,9 @@ def card(run: Run, *, with_encoder: bool) -> str:
         "",
         "## Protocol",
         "",
-        f"- Backbone: {base}, fine-tuned for {run.experiment['fraction']:g} epochs; {where}.",
-        f"- SHA-256 of its weights: `{first.experiment['weights']}`. Loading with any other is refused.",
-        f"- Parameters: {metrics['parameters']:,}. At most {run.experiment['max_tokens']} tokens a window.",
+        f"- Backbone: {base}, fine-tuned for {run.record.fraction:g} epochs; {where}.",
+        f"- SHA-256 of its weights: `{first.record.encoder_hash}`. Loading with any other is refused.",
+        f"- Parameters: {metrics.parameters:,}. At most {run.record.max_tokens} tokens a window.",
         f"- One seed ({settings.get('seed', 0)}). Epoch, learning rate and thresholds were chosen on rows held out of "
         "train; dev was predicted once.",
         f"- Rows: {_rows(settings)}.",

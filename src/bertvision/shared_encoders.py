@@ -1,6 +1,7 @@
 """A backbone with every head that reads it: one forward pass for all of them."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -11,10 +12,9 @@ from torch import Tensor, nn
 from bertvision import devices
 from bertvision.encoders import BERT_HEAD_FILE, Encoder, load_encoder, weights_hash
 from bertvision.errors import BertVisionError
-from bertvision.files import load_tensors
 from bertvision.heads import BertHead, LayerSelect, build_head, parse, select_from_view, select_layers
 from bertvision.runs import Run
-from bertvision.types import HeadShape, StateView
+from bertvision.types import StateView
 
 
 class SharedEncoder(Protocol):
@@ -105,7 +105,7 @@ class EncoderPool:
             return self.add_own(run)
         shared_encoder, name = self._shared_encoder(run), str(run.directory.resolve())
         if name not in shared_encoder.heads:
-            shape = HeadShape(**run.experiment["shape"])
+            shape = run.record.head_shape
             head = build_head(run.name, shape)
             head.load_state_dict(run.weights())
             # Trained beside a head that has texts read apart, it need not look at states that have them.
@@ -125,9 +125,9 @@ class EncoderPool:
         return AttachedHead(shared_encoder, name)
 
     def _shared_encoder(self, run: Run) -> TorchEncoder:
-        weights = run.experiment["weights"]
+        weights = run.record.encoder_hash
         if weights not in self.loaded:
-            where = self.given or (str(run.encoder) if run.has_encoder else run.experiment["encoder"])
+            where = self.given or (str(run.encoder_directory) if run.has_encoder else run.record.encoder)
             encoder = load_encoder(where).encoder
             if weights_hash(encoder) != weights:
                 why = "" if self.given or run.has_encoder else " It was shared without its own, which is fine-tuned."
@@ -139,29 +139,23 @@ class EncoderPool:
         return self.loaded[weights]
 
     def _own_head(self, run: Run) -> BertHead:
-        shape = run.experiment["shape"]
-        last = BertHead(
-            HeadShape(
-                **shape | {"layers": shape["layers"] - shape.get("pooled", False), "pooled": False, "apart": False}
-            )
-        )
-        last.load_state_dict(load_tensors(own_head_file(run), "head of BERT's own")[0])
+        shape = run.record.head_shape
+        last = BertHead(replace(shape, layers=shape.own_layers, pooled=False, apart=False))
+        last.load_state_dict(run.read_tensors(own_head_file(run)))
         return last.to(devices.device()).eval().requires_grad_(False)
 
 
 def own_head_file(run: Run) -> Path:
     """Where BERT's own head of the run's task is: with a shared run, else with its backbone."""
-    name = run.experiment.get("own_head", BERT_HEAD_FILE)
-    beside = run.directory / name
-    return beside if beside.is_file() else run.encoder / name
+    beside = run.directory / BERT_HEAD_FILE
+    return beside if beside.is_file() else run.encoder_directory / BERT_HEAD_FILE
 
 
 def layers_read(run: Run) -> dict[str, Any]:
     """Say which layers a run's head reads, and how it weighs them where it learned that."""
-    if "reads" in run.experiment:  # an exported run: its weights are in the graph
-        return run.experiment["reads"]
-    shape = run.experiment["shape"]
-    available = shape["layers"] - shape.get("pooled", False)
+    if run.record.export is not None:  # its weights are in the graph
+        return run.record.export.layers_read
+    available = run.record.head_shape.own_layers
     if run.kind == "bert":
         return {"of": available, "layers": [available - 1], "pooled": False, "encoding": "cross", "weights": None}
     name, options = parse(run.name)

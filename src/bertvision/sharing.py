@@ -10,35 +10,37 @@ README.md                       the card
 import os
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from bertvision.encoders import BERT_HEAD_FILE
 from bertvision.errors import BertVisionError
-from bertvision.files import atomic_directory, require_space, write_json
+from bertvision.files import atomic_directory, require_space, save_tensors
 from bertvision.model_card import card
-from bertvision.runs import Run, is_finished
+from bertvision.records import RunRecord
+from bertvision.runs import Run, is_finished, write_metrics, write_record
 from bertvision.shared_encoders import own_head_file
 
 WEIGHTS = re.compile(r"model.*\.safetensors(\.index\.json)?")
 # What stands beside a backbone but does not belong to it.
-LEFT_OUT = {"checkpoint.json", BERT_HEAD_FILE, "README.md"}
+LEFT_OUT = {"checkpoint.json", "point.json", BERT_HEAD_FILE, "README.md"}
 
 
 def save_pretrained(run: Run, directory: Path, *, encoder: bool = True) -> Path:
     """Write all that answering needs into `directory`; without the backbone, its name and hash stand for it."""
-    if "exported" in run.experiment:
+    if run.record.export is not None:
         raise BertVisionError(f"{run.directory} is an exported run; its directory can be given away as it is.")
     if directory.exists() and any(directory.iterdir()) and not is_finished(directory):
         raise BertVisionError(f"{directory} is not empty, and no shared run either. Choose another directory.")
     members = run.members()
-    if len({each.experiment["weights"] for each in members or [run]}) > 1:
+    if len({each.record.encoder_hash for each in members or [run]}) > 1:
         raise BertVisionError("This ensemble reads several backbones; one directory holds one. Share its members.")
     first = (members or [run])[0]
     if encoder and not first.has_encoder:
         raise BertVisionError(f"The backbone of {run.directory} is not here. Leave it out, or put it at its place.")
     if encoder:
-        size = sum(file.stat().st_size for file in first.encoder.iterdir() if file.is_file())
+        size = sum(file.stat().st_size for file in first.encoder_directory.iterdir() if file.is_file())
         require_space(directory, size, "The shared run")
     with atomic_directory(directory) as place:
         _copy_encoder(first, place, weights=encoder)
@@ -47,24 +49,23 @@ def save_pretrained(run: Run, directory: Path, *, encoder: bool = True) -> Path:
         if (bert := run.bert()) is not None and not members:
             write_answering(bert, place / "bert", {"encoder_path": ".."})
         (place / "README.md").write_text(card(run, with_encoder=encoder), encoding="utf-8")
-        paths = {"members": [f"members/{number}" for number in range(len(members))]} if members else {}
-        write_answering(run, place, {"encoder_path": ".", **paths})
+        paths = tuple(f"members/{number}" for number in range(len(members)))
+        write_answering(run, place, {"encoder_path": ".", "members": paths})
     return directory
 
 
 def write_answering(run: Run, place: Path, changes: dict[str, Any], *, weights: bool = True) -> None:
     """Write what of a run turns tokens into answers: experiment, head and metrics, not its predictions."""
     place.mkdir(parents=True, exist_ok=True)
-    experiment = without_places({**run.experiment, "own_head": BERT_HEAD_FILE}) | changes
-    write_json(place / "experiment.json", experiment)
+    write_record(place, replace(RunRecord.from_dict(without_places(run.record.to_dict())), **changes))
     if weights and (run.directory / "head.safetensors").is_file():
-        shutil.copyfile(run.directory / "head.safetensors", place / "head.safetensors")
-    write_json(place / "metrics.json", run.metrics)
+        save_tensors(place / "head.safetensors", run.weights())
+    write_metrics(place, run.metrics)
 
 
 def copy_tokenizer(run: Run, place: Path) -> None:
     """Copy what turns text into tokens."""
-    for file in sorted(run.encoder.iterdir()):
+    for file in sorted(run.encoder_directory.iterdir()):
         if file.is_file() and not WEIGHTS.fullmatch(file.name) and file.name not in LEFT_OUT:
             shutil.copyfile(file, place / file.name)
 
@@ -72,10 +73,10 @@ def copy_tokenizer(run: Run, place: Path) -> None:
 def _copy_encoder(run: Run, place: Path, *, weights: bool) -> None:
     copy_tokenizer(run, place)
     if weights:
-        for file in sorted(run.encoder.iterdir()):
+        for file in sorted(run.encoder_directory.iterdir()):
             if WEIGHTS.fullmatch(file.name):
                 shutil.copyfile(file, place / file.name)
-    shutil.copyfile(own_head_file(run), place / BERT_HEAD_FILE)
+    save_tensors(place / BERT_HEAD_FILE, run.read_tensors(own_head_file(run)))
 
 
 def without_places(value: Any) -> Any:

@@ -34,15 +34,15 @@ class TrainedModel:
     def __init__(self, run: Run, encoder_pool: EncoderPool | OnnxEncoder | None = None):
         """Predictors that are given the same `trunks` share every backbone they have in common."""
         self.run = run
-        self.task: Task = task_from_dict(run.experiment["task"])
-        self.max_tokens: int = run.experiment["max_tokens"]
-        self.settings: dict[str, float] = run.metrics["settings"]
+        self.task: Task = task_from_dict(run.record.task)
+        self.max_tokens: int = run.record.max_tokens
+        self.settings: dict[str, float] = run.metrics.decoding
         encoder_pool = encoder_pool or EncoderPool()
         self.members = run.members() or [run]
         self.parts = [encoder_pool.add(member) for member in self.members]
         self.own = encoder_pool.add_own(self.members[0])
         bert = run.bert()
-        self.own_settings: dict[str, float] = bert.metrics["settings"] if bert else {}
+        self.own_settings: dict[str, float] = bert.metrics.decoding if bert else {}
         reading = load_encoder_info(str(self._tokenizer_place()))
         self._tokenizer, self.pad_ids = reading.tokenizer, reading.pad_ids
 
@@ -136,7 +136,7 @@ class TrainedModel:
     def combine(self, found: Mapping[AttachedHead, Predictions]) -> Predictions:
         """Make the run's answer of what its members say."""
         members = [found[part] for part in self.parts]
-        return members[0] if len(members) == 1 else combine(members, self.run.experiment["how"])
+        return members[0] if len(members) == 1 else combine(members, self.run.record.how)
 
     def present(
         self,
@@ -172,11 +172,12 @@ class TrainedModel:
     def _tokenizer_place(self) -> Path | str:
         """Where the tokenizer is: with a shared or exported run, else with its backbone."""
         first = self.members[0]
-        exported = self.run.directory / self.run.experiment.get("exported", ".")
-        for place in (self.run.directory, exported, first.encoder):
+        export = self.run.record.export
+        exported = self.run.directory / (export.directory if export else ".")
+        for place in (self.run.directory, exported, first.encoder_directory):
             if (place / "tokenizer.json").is_file():
                 return place
-        return first.experiment["encoder"]
+        return first.record.encoder
 
     def _example(self, index: int, item: Item) -> Example:
         """Check an item against what the task reads."""
@@ -219,8 +220,8 @@ def load_all(runs: Sequence[str | Path | Run], encoder: str = "") -> list[Traine
     for given in runs:
         inside = exported_runs(Path(given)) if not isinstance(given, Run) and is_exported(Path(given)) else None
         for run in inside or [given if isinstance(given, Run) else open_run(Path(given))]:
-            if "exported" in run.experiment:
-                place = (run.directory / run.experiment["exported"]).resolve()
+            if run.record.export is not None:
+                place = (run.directory / run.record.export.directory).resolve()
                 if place not in exports:
                     exports[place] = OnnxEncoder(place)
                 found.append(TrainedModel(run, exports[place]))

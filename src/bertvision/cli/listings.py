@@ -146,13 +146,13 @@ def list_runs(root: Root = Path("runs"), as_json: Json = False) -> None:
 
     rows = [
         {
-            "task": run.experiment["task"]["name"],
-            "fraction": run.experiment["fraction"],
+            "task": run.record.task["name"],
+            "fraction": run.record.fraction,
             "kind": run.kind,
             "name": run.name,
-            "seed": run.experiment["settings"]["seed"],
-            "score": round(run.primary, 2),
-            "metric": run.metrics["primary"],
+            "seed": run.record.settings["seed"],
+            "score": round(run.primary_score, 2),
+            "metric": run.metrics.primary_metric,
             "directory": str(run.directory),
         }
         for run in find_runs(root)
@@ -174,20 +174,20 @@ def show_run(run: Annotated[Path, typer.Argument(help="Directory of a finished r
 
     found = open_run(run)
     if as_json:
-        output.as_json({"experiment": found.experiment, "metrics": found.metrics})
+        output.as_json({"experiment": found.record.to_dict(), "metrics": found.metrics.to_dict()})
         return
     metrics = found.metrics
     lines = {
         "name": found.name,
         "kind": found.kind,
-        "task": f"{found.experiment['task']['name']}, from {found.experiment['source']}",
-        "fraction": f"{found.experiment['fraction']:g} epochs of fine-tuning",
-        "score": ", ".join(f"{key} {value:.2f}" for key, value in metrics["score"].items()),
-        "95 %": "{:.2f} - {:.2f} ({})".format(*metrics["interval"], metrics["primary"]),
-        "validation": ", ".join(f"{key} {value:.2f}" for key, value in metrics["validation"].items()),
-        "parameters": f"{metrics['parameters']:,}",
-        "seconds": ", ".join(f"{key} {value:.1f}" for key, value in metrics["seconds"].items()),
-        "chosen there": ", ".join(f"{key} {value:.4g}" for key, value in metrics["settings"].items()) or "nothing",
+        "task": f"{found.record.task['name']}, from {found.record.source}",
+        "fraction": f"{found.record.fraction:g} epochs of fine-tuning",
+        "score": ", ".join(f"{key} {value:.2f}" for key, value in metrics.scores.items()),
+        "95 %": "{:.2f} - {:.2f} ({})".format(*metrics.interval, metrics.primary_metric),
+        "validation": ", ".join(f"{key} {value:.2f}" for key, value in metrics.validation_scores.items()),
+        "parameters": f"{metrics.parameters:,}",
+        "seconds": ", ".join(f"{key} {value:.1f}" for key, value in metrics.seconds.to_dict().items()),
+        "chosen there": ", ".join(f"{key} {value:.4g}" for key, value in metrics.decoding.items()) or "nothing",
         "files": str(found.directory),
     }
     for key, value in lines.items():
@@ -210,7 +210,7 @@ def compare_runs(
     if len(found) < 2:
         raise BertVisionError("Comparing needs at least two runs.")
     first = found[0]
-    task = task_from_dict(first.experiment["task"])
+    task = task_from_dict(first.record.task)
     rows = []
     for run in found:
         if run.predictions().ids != first.predictions().ids:
@@ -219,13 +219,13 @@ def compare_runs(
         rows.append(
             {
                 "name": run.name,
-                "fraction": run.experiment["fraction"],
-                task.primary: round(run.primary, 2),
-                "difference": round(run.primary - first.primary, 2),
+                "fraction": run.record.fraction,
+                task.primary: round(run.primary_score, 2),
+                "difference": round(run.primary_score - first.primary_score, 2),
                 "95 % of it": [round(gap.low, 2), round(gap.high, 2)],
                 "p": round(gap.p, 3),
-                "parameters": run.metrics["parameters"],
-                "seconds": round(run.metrics["seconds"]["total"], 1),
+                "parameters": run.metrics.parameters,
+                "seconds": round(run.metrics.seconds.total, 1),
             }
         )
     if as_json:

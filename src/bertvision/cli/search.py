@@ -68,7 +68,7 @@ def _print(found: "SearchResult", as_json: bool) -> None:
                 "experiment": str(found.file),
                 "setting": vars(found.setting),
                 "validation": found.validation,
-                "final": [{"directory": str(run.directory), "score": run.metrics["score"]} for run in found.runs],
+                "final": [{"directory": str(run.directory), "score": run.metrics.scores} for run in found.runs],
                 "importance": found.importance,
                 "history": found.history,
             }

@@ -61,12 +61,12 @@ def _run_multitask(experiment: Experiment, root: Path, as_json: bool) -> None:
                 {
                     "task": task,
                     "encoder": "shared" if shared else "its own",
-                    "fraction": run.experiment["fraction"],
+                    "fraction": run.record.fraction,
                     "name": run.name,
                     "kind": run.kind,
-                    "primary": run.metrics["primary"],
-                    "score": run.metrics["score"],
-                    "interval": run.metrics["interval"],
+                    "primary": run.metrics.primary_metric,
+                    "score": run.metrics.scores,
+                    "interval": run.metrics.interval,
                     "validation": run.validation_score[0],
                     "directory": str(run.directory),
                 }
@@ -138,13 +138,13 @@ def _curve(data: Any, checkpoints: Any) -> list[dict[str, Any]]:
     return [
         {
             "task": data.task.name,
-            "fraction": run.experiment["fraction"],
-            "training_loss": run.metrics["training_loss"],
-            "seconds": run.metrics["seconds"]["total"],
-            "saving_seconds": checkpoints.checkpoint(run.experiment["fraction"])["saving_seconds"],
-            "validation": run.metrics["validation"],
-            "score": run.metrics["score"],
-            "encoder": str(run.encoder.resolve()),
+            "fraction": run.record.fraction,
+            "training_loss": run.metrics.training_loss,
+            "seconds": run.metrics.seconds.total,
+            "saving_seconds": checkpoints.record(run.record.fraction).saving_seconds,
+            "validation": run.metrics.validation_scores,
+            "score": run.metrics.scores,
+            "encoder": str(run.encoder_directory.resolve()),
         }
         for run in runs
     ]
@@ -270,8 +270,8 @@ def _print_comparison(result: Any, as_json: bool) -> None:
     print(
         "* the head that validation prefers; controls are no candidates. 95 %: bootstrap over dev examples, one seed."
     )
-    at = result.best.experiment["fraction"]
-    rivals = [run for run in result.runs if run.kind in ("bert", "control") and run.experiment["fraction"] == at]
+    at = result.best.record.fraction
+    rivals = [run for run in result.runs if run.kind in ("bert", "control") and run.record.fraction == at]
     above = [f"{run.name} ({run.kind})" for run in rivals if run.validation_score[0] > result.best.validation_score[0]]
     if above:
         print(f"  On validation these are above it: {', '.join(above)}.")

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from bertvision.errors import BertVisionError
 from bertvision.files import atomic_directory, file_hash, write_json
 from bertvision.onnx_model import FORMAT, GRAPH, MANIFEST, is_exported, onnxruntime, quantize
+from bertvision.records import ExportRecord
 from bertvision.runs import Run, slug
 from bertvision.shared_encoders import AttachedHead, TorchEncoder, layers_read
 from bertvision.sharing import copy_tokenizer, write_answering
@@ -155,10 +156,10 @@ def _write_run(model: TrainedModel, place: Path, number: int, outputs: Mapping[s
     own = outputs[model.own.head]
 
     def changes(run: Run, part: AttachedHead | None, up: str) -> dict[str, Any]:
-        found: dict[str, Any] = {"exported": up, "encoder_path": up, "own_output": own}
+        export = ExportRecord(directory=up, bert_output=own)
         if part is not None:
-            found |= {"output": outputs[part.head], "reads": layers_read(run)}
-        return found
+            export = replace(export, output=outputs[part.head], layers_read=layers_read(run))
+        return {"encoder_path": up, "export": export}
 
     members = model.run.members()
     for index, (member, part) in enumerate(zip(members, model.parts, strict=False)):
@@ -167,7 +168,7 @@ def _write_run(model: TrainedModel, place: Path, number: int, outputs: Mapping[s
         )
     if (bert := model.run.bert()) is not None and not members:
         write_answering(bert, place / path / "bert", changes(bert, model.own, "../../.."), weights=False)
-    extra = {"members": [f"members/{index}" for index in range(len(members))]} if members else {}
+    extra = {"members": tuple(f"members/{index}" for index in range(len(members)))}
     part = None if members else model.parts[0]
     write_answering(model.run, place / path, changes(model.run, part, "../..") | extra, weights=False)
     return path

@@ -130,7 +130,7 @@ class InferenceService:
             for part in each.parts:
                 if name not in shared.setdefault(part.shared_encoder.weights, []):
                     shared[part.shared_encoder.weights].append(name)
-        names = {m.experiment["weights"]: _encoder_name(m) for each in self.models.values() for m in each.members}
+        names = {m.record.encoder_hash: _encoder_name(m) for each in self.models.values() for m in each.members}
         encoders = [{"name": names[key], "weights": key, "models": models} for key, models in shared.items()]
         if len(encoders) == 1:
             note = f"One backbone: a text takes one forward pass, for all {len(self.models)} model(s)."
@@ -148,7 +148,7 @@ def encode_all(models: dict[str, TrainedModel], items: Sequence[Item]) -> dict[s
     done: dict[tuple[Any, ...], Features] = {}
     encoded = {}
     for name, each in models.items():
-        alike = each.members[0].experiment["weights"], type(each.task), each.max_tokens, each.task.inputs
+        alike = each.members[0].record.encoder_hash, type(each.task), each.max_tokens, each.task.inputs
         key = (*alike, getattr(each.task, "answerable", None), id(each.own.shared_encoder))
         if key not in done:
             done[key] = each.encode(items)
@@ -182,8 +182,8 @@ def _rows(
 
 
 def _encoder_name(run: Any) -> str:
-    known = ENCODERS.get(run.experiment["encoder"])
-    return known.hub if known else run.experiment["encoder"].rstrip("/").rsplit("/", 1)[-1]
+    known = ENCODERS.get(run.record.encoder)
+    return known.hub if known else run.record.encoder.rstrip("/").rsplit("/", 1)[-1]
 
 
 def _describe(name: str, each: TrainedModel) -> dict[str, Any]:
@@ -199,14 +199,14 @@ def _describe(name: str, each: TrainedModel) -> dict[str, Any]:
         "answers": "span" if task.per_token else "class" if classes else "score",
         "classes": classes,
         "encoder": _encoder_name(each.members[0]),
-        "weights": each.members[0].experiment["weights"],
+        "weights": each.members[0].record.encoder_hash,
         "passes": each.passes,
         "runs_on": each.own.shared_encoder.runs_on,
         "max_tokens": each.max_tokens,
-        "fraction": run.experiment["fraction"],
-        "parameters": run.metrics["parameters"],
-        "primary": run.metrics["primary"],
-        "score": run.metrics["score"],
+        "fraction": run.record.fraction,
+        "parameters": run.metrics.parameters,
+        "primary": run.metrics.primary_metric,
+        "score": run.metrics.scores,
         "reads": each.layers,
         "examples": [{"title": title, "texts": list(texts)} for title, texts in examples_for(task)],
     }

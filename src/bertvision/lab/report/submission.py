@@ -60,7 +60,7 @@ def _squad(run: Run, predictor: TrainedModel, out: Path, file: Path | None) -> l
     """Answers by question id, and the probability that there is none."""
     if file is None:
         dev = pipeline.load_data(pipeline.experiment_of(run)).dev
-        shown = predictor.task.present(run.predictions(), dev.features, run.metrics["settings"])
+        shown = predictor.task.present(run.predictions(), dev.features, run.metrics.decoding)
     else:
         examples = predictor.task.read(file)
         answers = predictor.predict([{"question": e.texts[0], "context": e.texts[1]} for e in examples])

@@ -184,7 +184,7 @@ def _finish(study: Any, base: Experiment, seeds: Sequence[int], place: Path, roo
         "final": [
             {
                 "seed": seed,
-                "score": run.metrics["score"],
+                "score": run.metrics.scores,
                 "validation": run.validation_score[0],
                 "directory": str(run.directory),
             }

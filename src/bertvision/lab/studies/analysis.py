@@ -63,7 +63,7 @@ def _by_model(
         for seed in context.seeds:
             dev = context.data(seed).dev
             for name, run in _models(context, seed, fraction).items():
-                answers = context.task.answers(run.predictions(), dev.features, run.metrics["settings"])
+                answers = context.task.answers(run.predictions(), dev.features, run.metrics.decoding)
                 right = context.task.right(run.outcomes())
                 assert right is not None
                 found = measure(dev.examples, [answers[example.id] for example in dev.examples], right)

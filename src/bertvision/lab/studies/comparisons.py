@@ -10,6 +10,7 @@ from bertvision.lab.pipeline.head_training import new_head
 from bertvision.lab.pipeline.states import states
 from bertvision.lab.studies.context import StudyContext, against, describe
 from bertvision.lab.studies.result import Figure
+from bertvision.records import Seconds
 from bertvision.runs import Run, is_finished, slug
 
 BERT, LAST, ONLY = "BERT", "control: last, retrained", "control: last layer only"
@@ -22,7 +23,7 @@ def curve(context: StudyContext) -> StudyRows:
     rows: list[dict[str, Any]] = []
     for fraction in context.fractions:
         found = context.over_seeds(lambda seed, at=fraction: {BERT: context.bert(seed, at)})
-        losses = [run.metrics["training_loss"] for run in found[BERT]]
+        losses = [run.metrics.training_loss or 0.0 for run in found[BERT]]
         rows.append({"model": BERT, "fraction": fraction, "training loss": sum(losses) / len(losses)})
         rows[-1] |= describe(context.task, found[BERT])
         if fraction in context.head_fractions:
@@ -66,7 +67,7 @@ def _standing(context: StudyContext, fraction: float, specs: Sequence[str]) -> d
 def _rows(context: StudyContext, fraction: float, models: dict[str, list[Run]]) -> list[dict[str, Any]]:
     rivals = {title: name for title, name in (("BERT", BERT), ("last", LAST), ("last layer", ONLY)) if name in models}
     tests = against(context.task, models, rivals)
-    whole = models[BERT][0].metrics["parameters"]
+    whole = models[BERT][0].metrics.parameters
     return [
         {"model": name, "fraction": fraction} | (found := describe(context.task, runs)) | tests[name]
         | {"% of BERT": 100 * found["parameters"] / whole}
@@ -256,14 +257,14 @@ def _untrained(context: StudyContext, seed: int, fraction: float) -> Run:
     parameters = sum(p.numel() for p in models[context.default].parameters())
     extra = {
         "parameters": parameters,
-        "seconds": {"finetune": checkpoint.seconds, "head": 0.0, "total": checkpoint.seconds},
+        "seconds": Seconds(finetune=checkpoint.seconds, head=0.0),
     }
     predictions = {name: each[context.default] for name, each in found.items()}
     return finish(
         data,
         checkpoint,
         place,
-        "carried",
+        "evaluated",
         context.default,
         predictions,
         extra,

@@ -124,7 +124,7 @@ class StudyContext:
 
     def ensemble(self, seed: int, members: Sequence[Run], how: str) -> Run:
         """Members as one."""
-        directory = max(members, key=lambda run: run.experiment["fraction"]).directory.parent
+        directory = max(members, key=lambda run: run.record.fraction).directory.parent
         return pipeline.ensemble(self.data(seed), directory, members, how)
 
     def over_seeds(self, find: Callable[[int], Mapping[str, Run]]) -> dict[str, list[Run]]:
@@ -161,13 +161,13 @@ def describe(task: Task, runs: Sequence[Run], key: str = "") -> dict[str, Any]:
     low, high = interval(task, [run.outcomes() for run in runs], key)
     key = key or task.primary
     return {
-        "score": float(np.mean([run.metrics["score"][key] for run in runs])),
+        "score": float(np.mean([run.metrics.scores[key] for run in runs])),
         "low": low,
         "high": high,
         "validation": float(np.mean([run.validation_score[0] for run in runs])),
         "seeds": len(runs),
-        "parameters": runs[0].metrics["parameters"],
-        "seconds": float(np.mean([run.metrics["seconds"]["total"] for run in runs])),
+        "parameters": runs[0].metrics.parameters,
+        "seconds": float(np.mean([run.metrics.seconds.total for run in runs])),
         "runs": [str(run.directory) for run in runs],
     }
 

@@ -11,6 +11,7 @@ from bertvision.lab.pipeline.head_training import new_head
 from bertvision.lab.pipeline.states import states
 from bertvision.lab.studies.context import StudyContext, describe
 from bertvision.lab.studies.result import Figure
+from bertvision.records import Seconds
 from bertvision.runs import Run, is_finished, slug
 from bertvision.training import fit
 
@@ -47,7 +48,7 @@ def _by_epoch(context: StudyContext, seed: int, fraction: float) -> list[Run]:
     data, checkpoint = context.data(seed), context.checkpoint(seed, fraction)
     spec, epochs = context.default, context.options.epochs
     optim = replace(data.heads, epochs=float(epochs), patience=0)
-    key = value_hash([spec, vars(optim), seed, checkpoint.weights, fingerprint(data.dev)])
+    key = value_hash([spec, vars(optim), seed, checkpoint.encoder_hash, fingerprint(data.dev)])
     places = [checkpoint.directory / f"{slug(spec)}-epoch{epoch}-{key}" for epoch in range(1, epochs + 1)]
     if all(map(is_finished, places)):
         return [Run(place) for place in places]
@@ -66,7 +67,7 @@ def _by_epoch(context: StudyContext, seed: int, fraction: float) -> list[Run]:
         }
         weights = {key: value.cpu().clone() for key, value in model.state_dict().items()}
         head = record["seconds"]
-        seconds = {"finetune": checkpoint.seconds, "head": head, "total": checkpoint.seconds + head}
+        seconds = Seconds(finetune=checkpoint.seconds, head=head)
         extra = {"parameters": parameters, "seconds": seconds, "epoch": round(epoch)}
         finish(data, checkpoint, place, "epoch", spec, found, extra, weights=weights, shape=shape)
 

@@ -69,7 +69,7 @@ def _over_seeds(
         old = context.trained(seed, fraction, [context.default])[context.default]
         here = other
         if not own:
-            encoder = str((old.directory / old.experiment["encoder_path"]).resolve())
+            encoder = str(old.encoder_directory.resolve())
             experiment = replace(other.experiment, encoder=encoder, fractions=[0.0], head_fractions=[0.0])
             here = StudyContext(experiment, other.options, other.root)
         at = fraction if own else 0.0

@@ -1,0 +1,130 @@
+"""Reads what earlier versions wrote: run directories of format 1, and settings under their former names.
+
+Nothing else in the package knows the old names. Files are never rewritten; they are upgraded when they are read.
+"""
+
+import logging
+import re
+from collections.abc import Mapping
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+RECORD_KEYS = {"backbone": "encoder", "backbone_path": "encoder_path", "weights": "encoder_hash"}
+METRIC_KEYS = {
+    "primary": "primary_metric",
+    "score": "scores",
+    "validation": "validation_scores",
+    "grade": "validation_score",
+    "settings": "decoding",
+    "carried_from": "trained_at",
+}
+KINDS = {"carried": "evaluated"}
+SHAPE_KEYS: dict[str, str] = {}
+HEAD_OPTIONS = {"copies": "members", "gather": "token_pooling", "texts": "encoding", "pooled": "pooler_output"}
+ENCODINGS = {"together": "cross", "apart": "bi"}
+TOKEN_POOLINGS = {"all": "flatten"}
+MODULES = {
+    "read": "classifier",
+    "pool": "layer_pooling",
+    "adapt": "adapter",
+    "gather": "token_pooling",
+    "copies": "members",
+}
+"""Names of the parts of a head, as they stand in the names of its tensors."""
+
+SETTINGS = {
+    "backbone": "encoder",
+    "through": "auxiliary_head",
+    "read_at": "head_fractions",
+    "try_rates": "extra_learning_rates",
+    "activations": "states",
+    "states.type": "store.dtype",
+    "states.shard": "store.shard_megabytes",
+    "states.directory": "store.directory",
+}
+"""Former names of settings of an experiment; tables are written with dots."""
+
+
+def upgrade_record(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the experiment.json of a run of format 1 with the keys of format 2."""
+    record = {RECORD_KEYS.get(key, key): value for key, value in values.items()}
+    record["kind"] = KINDS.get(record["kind"], record["kind"])
+    if record["kind"] == "ensemble":
+        members, _, how = record["name"].rpartition(" (")
+        record["name"] = " + ".join(map(upgrade_head, members.split(" + "))) + f" ({how}"
+    else:
+        record["name"] = upgrade_head(record["name"])
+    if "shape" in record:
+        record["shape"] = {SHAPE_KEYS.get(key, key): value for key, value in record["shape"].items()}
+    record["settings"] = upgrade_settings(record.get("settings", {}))
+    for key in ("heads", "auxiliary_head"):
+        if specs := record["settings"].get(key):
+            upgraded = upgrade_head(specs) if isinstance(specs, str) else [upgrade_head(spec) for spec in specs]
+            record["settings"][key] = upgraded
+    if "exported" in record:
+        record["export"] = {"directory": record["exported"], "bert_output": record["own_output"]}
+        record["export"] |= {"output": record.get("output", ""), "layers_read": _layers_read(record.get("reads", {}))}
+    return record
+
+
+def upgrade_metrics(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metrics.json of a run of format 1 with the keys of format 2."""
+    metrics = {METRIC_KEYS.get(key, key): value for key, value in values.items()}
+    if "seconds_apart" in metrics:
+        metrics["states_seconds"] = metrics.pop("seconds_apart").get("states")
+    return metrics
+
+
+def upgrade_tensors(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the weights of a head of a run of format 1 under their present names."""
+    return {".".join(MODULES.get(part, part) for part in key.split(".")): value for key, value in tensors.items()}
+
+
+def upgrade_head(spec: str) -> str:
+    """Return a head's specification with the present names of options: "adapter:copies=3" -> "adapter:members=3"."""
+    name, _, rest = spec.partition(":")
+    options: dict[str, str] = {}
+    # A piece without "=" continues the value before it: layers=0,6,12.
+    for piece in re.findall(r"[^=,]+=[^=]*(?=,[^=,]+=|$)", rest):
+        key, _, value = piece.strip(", ").partition("=")
+        key = HEAD_OPTIONS.get(key, key)
+        if key == "encoding":
+            value = ENCODINGS.get(value, value)
+        elif key == "token_pooling":
+            value = "+".join(TOKEN_POOLINGS.get(part, part) for part in str(value).split("+"))
+        options[key] = value
+    return name + ":" * bool(options) + ",".join(f"{key}={value}" for key, value in sorted(options.items()))
+
+
+def upgrade_settings(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings of an experiment, nested tables included, under their present names."""
+    upgraded: dict[str, Any] = {}
+    for path, value in _flatten(values):
+        *tables, key = SETTINGS.get(path, path).split(".")
+        if path in SETTINGS:
+            logger.debug(f"The setting {path} is now called {SETTINGS[path]}.")
+        table = upgraded
+        for name in tables:
+            table = table.setdefault(name, {})
+        table[key] = value
+    return upgraded
+
+
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Return the settings of nested tables with dotted names; an empty table has none."""
+    settings = []
+    for key, value in values.items():
+        if isinstance(value, dict):
+            settings += _flatten(value, f"{prefix}{key}.")
+        else:
+            settings.append((f"{prefix}{key}", value))
+    return settings
+
+
+def _layers_read(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Rename the entries of a description of the layers that an exported head reads."""
+    renamed = {"encoding" if key == "texts" else key: value for key, value in values.items()}
+    if "encoding" in renamed:
+        renamed["encoding"] = ENCODINGS.get(renamed["encoding"], renamed["encoding"])
+    return renamed
