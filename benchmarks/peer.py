@@ -30,7 +30,7 @@ from bertvision.lab.pipeline.evaluation import validation_score
 from bertvision.lab.pipeline.head_training import new_head
 from bertvision.lab.pipeline.states import states
 from bertvision.states import ComputedStates
-from bertvision.training import TrainState, fit
+from bertvision.training import FitOptions, TrainState, fit
 from bertvision.types import Predictions, StateView
 
 LATENCY_ROWS = 200
@@ -102,7 +102,7 @@ def checkpoints(data: ExperimentData, cell: dict, meter: Meter, adapt: Callable[
         loaded.encoder.restrict_vocabulary(data.vocabulary())
         reader = EncoderWithHead(loaded.encoder, BertHead(data.shape(loaded.encoder), dropout=loaded.dropout))
     optim = replace(data.finetune, learning_rate=cell["rate"], epochs=cell["length"], schedule="linear")
-    optim = replace(optim, warmup=0.1 * cell["length"])
+    optim = replace(optim, warmup_epochs=0.1 * cell["length"])
 
     def predict(name: str) -> dict[str, Predictions]:
         split = getattr(data, name)
@@ -114,7 +114,11 @@ def checkpoints(data: ExperimentData, cell: dict, meter: Meter, adapt: Callable[
     with meter.stage("train"):
         batches = data.shuffled(optim)
         train_state = fit(
-            {"model": reader}, batches, data.task.loss, {"model": optim}, seed=cell["seed"], validate=validate
+            {"model": reader},
+            batches,
+            data.task.loss,
+            {"model": optim},
+            FitOptions(seed=cell["seed"], validate=validate),
         )
     with loaded.encoder.full_table():  # words that did not occur could have changed, too
         trainable = sum(p.numel() for p in reader.parameters() if p.requires_grad)
@@ -281,7 +285,9 @@ def bertvision(data: ExperimentData, cell: dict, meter: Meter) -> Outcome:
                 return {"model": validation_score(data, data.validation, found["model"])}
 
             configs = {"model": data.heads}
-            return fit(models, batches["train"], data.task.loss, configs, seed=cell["seed"], validate=validate)["model"]
+            return fit(
+                models, batches["train"], data.task.loss, configs, FitOptions(seed=cell["seed"], validate=validate)
+            )["model"]
 
         with meter.stage("head"):
             train_state = learn(spec)

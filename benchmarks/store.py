@@ -33,7 +33,7 @@ from bertvision.lab.pipeline.evaluation import validation_score
 from bertvision.lab.pipeline.finetuning import Checkpoint
 from bertvision.states import FORMATS, BatchPlan, Layout, RowTable, Store, StoredStates, TokenBatches, convert, write
 from bertvision.states.requests import drop_cache
-from bertvision.training import fit
+from bertvision.training import FitOptions, fit
 from bertvision.types import Batch, Batches, Features, StateView
 
 HEAD = "adapter-skip"
@@ -117,7 +117,9 @@ def _trained(
         return {name: validation_score(data, split, predictions) for name, predictions in found.items()}
 
     optim = replace(data.heads, epochs=3.0)
-    train_state = fit({"head": head}, train, data.task.loss, {"head": optim}, seed=seed, validate=validate)["head"]
+    train_state = fit({"head": head}, train, data.task.loss, {"head": optim}, FitOptions(seed=seed, validate=validate))[
+        "head"
+    ]
     return train_state.model, train_state.validation_scores[train_state.best_epoch - 1][0]
 
 

@@ -222,7 +222,10 @@ def sentences(given: argparse.Namespace) -> None:
             optim = replace(base.train, learning_rate=1e-3, epochs=EPOCHS.get(stage, 5.0))
             return train(replace(base, heads=specs(stage, task), train=optim), fraction, given.runs)
         decayed = replace(
-            base, fractions=[fraction], finetune=TrainingConfig(schedule="linear", warmup=0.1 * fraction), heads=[]
+            base,
+            fractions=[fraction],
+            finetune=TrainingConfig(schedule="linear", warmup_epochs=0.1 * fraction),
+            heads=[],
         )
         data = pipeline.load_data(decayed)
         checkpoint = pipeline.open_checkpoint(data, pipeline.finetune(data, given.runs), fraction)
@@ -320,7 +323,7 @@ def spans(given: argparse.Namespace) -> None:
         part = PARTS.get(stage, {})
         encoder = str(given.checkpoints / place)
         base = make(task="squad2", data_dir=given.data_dir, encoder=encoder, fractions=[0.0], seed=seed, **part)
-        optim = replace(base.train, epochs=given.epochs, accumulate=8 if stage == "deep" else 1)
+        optim = replace(base.train, epochs=given.epochs, gradient_accumulation_steps=8 if stage == "deep" else 1)
         experiment = replace(base, store=store, states="store", controls=False, train=optim, heads=list(chosen))
         list(extraction.extract(experiment, given.runs, ["train", "validation", "dev"]))
         return train(experiment, 0.0, given.runs, default)

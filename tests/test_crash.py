@@ -16,10 +16,10 @@ pytestmark = pytest.mark.alone
 DRIVER = """
 import json, sys
 from bertvision.lab import pipeline, experiment as config
-from bertvision.training import loop
+from bertvision.training import checkpointer
 settings = json.loads(sys.argv[1])
-loop.SAVE_SECONDS = settings.pop("save_seconds")
-loop.SAVE_SHARE = settings.pop("save_share")
+checkpointer.MIN_SECONDS = settings.pop("save_seconds")
+checkpointer.MAX_SHARE = settings.pop("save_share")
 root = settings.pop("root")
 pipeline.run(config.make(**settings), root=root)
 """

@@ -64,7 +64,7 @@ def old_run(tmp_path):
     renamed = {new: old for old, new in legacy.MODULES.items()}
     tensors = build_head(NEW_HEAD, HeadShape(**SHAPE)).state_dict()
     old = {".".join(renamed.get(part, part) for part in key.split(".")): value for key, value in tensors.items()}
-    assert "copies.0.adapt.weight" in old or "copies.0.head.adapt.weight" in old
+    assert "head.copies.0.adapt.weight" in old
     save_tensors(tmp_path / "head.safetensors", old)
     Predictions(ids=["1"], logits=np.zeros((1, 2), dtype=np.float32)).save(tmp_path / "predictions.npz")
     return tmp_path

@@ -86,13 +86,13 @@ def upgrade_head(spec: str) -> str:
     name, _, rest = spec.partition(":")
     options: dict[str, str] = {}
     # A piece without "=" continues the value before it: layers=0,6,12.
-    for piece in re.findall(r"[^=,]+=[^=]*(?=,[^=,]+=|$)", rest):
-        key, _, value = piece.strip(", ").partition("=")
+    pieces: list[str] = re.findall(r"[^=,]+=[^=]*(?=,[^=,]+=|$)", rest)
+    for key, _, value in (piece.strip(", ").partition("=") for piece in pieces):
         key = HEAD_OPTIONS.get(key, key)
         if key == "encoding":
             value = ENCODINGS.get(value, value)
         elif key == "token_pooling":
-            value = "+".join(TOKEN_POOLINGS.get(part, part) for part in str(value).split("+"))
+            value = "+".join(TOKEN_POOLINGS.get(part, part) for part in value.split("+"))
         options[key] = value
     return name + ":" * bool(options) + ",".join(f"{key}={value}" for key, value in sorted(options.items()))
 

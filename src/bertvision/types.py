@@ -111,6 +111,12 @@ class Batch:
         mask, labels = self.mask.to(device, non_blocking=True), self.labels.to(device, non_blocking=True)
         return replace(self, inputs=inputs, mask=mask, labels=labels)
 
+    def rows_between(self, start: int, end: int) -> "Batch":
+        """Return the rows from `start` to before `end` as a batch."""
+        part, inputs = slice(start, end), self.inputs
+        inputs = {name: x[part] for name, x in inputs.items()} if isinstance(inputs, dict) else inputs[part]
+        return Batch(rows=self.rows[part], inputs=inputs, mask=self.mask[part], labels=self.labels[part])
+
 
 class Batches(Protocol):
     """Batches of one split, in an order that depends on the epoch's number alone."""

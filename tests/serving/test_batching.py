@@ -1,4 +1,4 @@
-"""The queue and its readers, around a trunk that is slow on purpose."""
+"""The queue and the batch threads, with an encoder that is slow on purpose."""
 
 import asyncio
 import threading
@@ -8,14 +8,22 @@ import numpy as np
 import pytest
 import torch
 
-from bertvision.serving.batching import Batcher, Overloaded, QueuedRow, TooLarge, TooLate, choose, read
+from bertvision.serving.batching import (
+    Batcher,
+    DeadlineExceeded,
+    Overloaded,
+    QueuedRow,
+    RequestTooLarge,
+    run_batch,
+    select_batch,
+)
 from bertvision.serving.settings import ServerSettings
 
 pytestmark = pytest.mark.alone
 
 
-class Slow:
-    """A trunk whose logits are the sum of a row's tokens, and their number."""
+class SlowEncoder:
+    """An encoder with two heads: "sum" returns the sum of a row's tokens, "token" the tokens themselves."""
 
     weights, runs_on = "0", "nothing"
 
@@ -38,9 +46,9 @@ def row(shared_encoder, length: int, value: int = 1, heads=("sum",), seconds: fl
     return QueuedRow(shared_encoder, tokens, {"input_ids": 0}, time.monotonic() + seconds, set(heads))
 
 
-def test_the_oldest_goes_with_those_nearest_in_length():
-    shared_encoder, other = Slow(), Slow()
-    waiting = [
+def test_a_batch_holds_the_oldest_row_and_rows_of_similar_length():
+    shared_encoder, other = SlowEncoder(), SlowEncoder()
+    queue = [
         row(shared_encoder, 10),
         row(shared_encoder, 100),
         row(other, 10),
@@ -48,20 +56,20 @@ def test_the_oldest_goes_with_those_nearest_in_length():
         row(shared_encoder, 9),
         row(shared_encoder, 30),
     ]
-    assert [each.length for each in choose(waiting, 40)] == [10, 9, 12]
-    assert [each.length for each in choose(waiting, 5)] == [10]  # a row longer than the budget goes alone
-    assert all(each.shared_encoder is shared_encoder for each in choose(waiting, 10_000))
-    assert len(choose([row(shared_encoder, 1) for _ in range(1000)], 10_000)) == 256
+    assert [each.length for each in select_batch(queue, 40)] == [10, 9, 12]
+    assert [each.length for each in select_batch(queue, 5)] == [10]  # a row above the limit is a batch of its own
+    assert all(each.shared_encoder is shared_encoder for each in select_batch(queue, 10_000))
+    assert len(select_batch([row(shared_encoder, 1) for _ in range(1000)], 10_000)) == 256
 
 
-def test_each_head_reads_its_rows_and_padding_is_cut():
-    shared_encoder = Slow()
+def test_each_head_gets_its_rows_without_padding():
+    shared_encoder = SlowEncoder()
     rows = [
         row(shared_encoder, 3, 5, ("sum", "token")),
         row(shared_encoder, 5, 7, ("sum",)),
         row(shared_encoder, 2, 1, ("token",)),
     ]
-    found = read(rows)
+    found = run_batch(rows)
     assert [sorted(each) for each in found] == [["sum", "token"], ["sum"], ["token"]]
     assert found[0]["sum"].tolist() == [15] and found[1]["sum"].tolist() == [35]
     assert found[0]["token"].tolist() == [[5]] * 3 and found[2]["token"].tolist() == [[1]] * 2
@@ -81,8 +89,8 @@ async def with_batcher(work, **settings):
         await asyncio.to_thread(batcher.close)
 
 
-def test_requests_are_read_together():
-    shared_encoder = Slow(0.05)
+def test_concurrent_requests_are_batched():
+    shared_encoder = SlowEncoder(0.05)
 
     async def work(batcher):
         return await asyncio.gather(*(batcher.submit([row(shared_encoder, 4, value)]) for value in range(1, 33)))
@@ -92,8 +100,8 @@ def test_requests_are_read_together():
     assert len(shared_encoder.batches) <= 4 and max(map(len, shared_encoder.batches)) >= 16
 
 
-def test_a_full_queue_refuses_and_says_when_to_come_back():
-    shared_encoder = Slow(0.2)
+def test_a_full_queue_refuses_with_retry_after():
+    shared_encoder = SlowEncoder(0.2)
 
     async def work(batcher):
         tasks = [asyncio.create_task(batcher.submit([row(shared_encoder, 10)])) for _ in range(30)]
@@ -101,50 +109,50 @@ def test_a_full_queue_refuses_and_says_when_to_come_back():
         refused = [each for each in found if isinstance(each, Overloaded)]
         answered = [each for each in found if isinstance(each, list)]
         assert len(refused) + len(answered) == 30 and len(answered) >= 10 and len(refused) >= 15
-        assert all(1 <= each.seconds <= 60 for each in refused)
-        with pytest.raises(TooLarge, match="takes 100 at most"):
+        assert all(1 <= each.retry_after <= 60 for each in refused)
+        with pytest.raises(RequestTooLarge, match="accepts at most 100"):
             await batcher.submit([row(shared_encoder, 101)])
-        assert batcher.waiting == 0  # what was refused takes no room
+        assert batcher.queued_tokens == 0  # refused rows are not queued
 
-    run(with_batcher(work, room=100, budget=20))
+    run(with_batcher(work, max_queue_tokens=100, max_batch_tokens=20))
 
 
-def test_who_would_wait_in_vain_is_refused_at_once():
-    shared_encoder = Slow(0.3)
+def test_requests_that_would_time_out_are_refused_at_once():
+    shared_encoder = SlowEncoder(0.3)
 
     async def work(batcher):
         await batcher.submit([row(shared_encoder, 10)])  # measures the speed: about 33 tokens a second
         tasks = [asyncio.create_task(batcher.submit([row(shared_encoder, 10)])) for _ in range(8)]
         await asyncio.sleep(0.05)
         with pytest.raises(Overloaded):
-            batcher.check(timeout=0.5)
-        batcher.check(timeout=60)
+            batcher.check_capacity(timeout=0.5)
+        batcher.check_capacity(timeout=60)
         await asyncio.gather(*tasks)
 
-    run(with_batcher(work, budget=10))
+    run(with_batcher(work, max_batch_tokens=10))
 
 
-def test_a_passed_deadline_is_neither_read_nor_forgotten():
-    shared_encoder = Slow(0.3)
+def test_rows_past_their_deadline_are_dropped_and_reported():
+    shared_encoder = SlowEncoder(0.3)
 
     async def work(batcher):
         first = asyncio.create_task(batcher.submit([row(shared_encoder, 4)]))
         await asyncio.sleep(0.05)
         late = asyncio.create_task(batcher.submit([row(shared_encoder, 9, seconds=0.1)]))
-        with pytest.raises(TooLate, match="deadline"):
+        with pytest.raises(DeadlineExceeded, match="deadline"):
             await late
         await first
         await batcher.submit([row(shared_encoder, 5)])
-        assert (9,) not in shared_encoder.batches and batcher.waiting == 0
+        assert (9,) not in shared_encoder.batches and batcher.queued_tokens == 0
 
-    run(with_batcher(work, readers=1))
+    run(with_batcher(work, num_batch_threads=1))
 
 
 def test_two_batches_at_a_time_share_the_cores():
-    shared_encoder, found, both = Slow(0.0), [], threading.Barrier(2)
+    shared_encoder, found, both = SlowEncoder(0.0), [], threading.Barrier(2)
     real = shared_encoder.read
 
-    def read(*given):  # the first is alone; the others wait for each other, which one reader could not
+    def read(*given):  # after the first call, two calls must run at the same time to pass the barrier
         found.append(torch.get_num_threads())
         if len(found) > 1:
             both.wait(30)
@@ -153,19 +161,19 @@ def test_two_batches_at_a_time_share_the_cores():
     shared_encoder.read = read
 
     async def work(batcher):
-        batcher.cores = 4
+        batcher.num_cores = 4
         await batcher.submit([row(shared_encoder, 10)])
         tasks = [asyncio.create_task(batcher.submit([row(shared_encoder, 10)])) for _ in range(2)]
         await asyncio.gather(*tasks)
 
     mine = torch.get_num_threads()
-    run(with_batcher(work, budget=10, readers=2))
+    run(with_batcher(work, max_batch_tokens=10, num_batch_threads=2))
     assert found[0] == 4 and 2 in found[1:]
     assert torch.get_num_threads() == mine
 
 
-def test_one_bad_row_spoils_no_other():
-    shared_encoder = Slow(0.02)
+def test_an_invalid_row_fails_only_its_own_request():
+    shared_encoder = SlowEncoder(0.02)
 
     async def work(batcher):
         rows = [row(shared_encoder, 4, value) for value in (1, 666, 2)]
@@ -176,8 +184,8 @@ def test_one_bad_row_spoils_no_other():
     assert isinstance(bad, RuntimeError)
 
 
-def test_closing_answers_what_waits_and_refuses_the_rest():
-    shared_encoder = Slow(0.1)
+def test_close_processes_the_queue_and_refuses_new_rows():
+    shared_encoder = SlowEncoder(0.1)
 
     async def work(batcher):
         tasks = [asyncio.create_task(batcher.submit([row(shared_encoder, 10)])) for _ in range(6)]
@@ -189,12 +197,12 @@ def test_closing_answers_what_waits_and_refuses_the_rest():
         with pytest.raises(Overloaded):
             await batcher.submit([row(shared_encoder, 1)])
 
-    run(with_batcher(work, budget=10))
+    run(with_batcher(work, max_batch_tokens=10))
     assert not [each for each in threading.enumerate() if each.name.startswith("bertvision-batches")]
 
 
-def test_one_client_alone_never_waits_for_company():
-    shared_encoder = Slow(0.1)
+def test_a_single_client_is_not_delayed():
+    shared_encoder = SlowEncoder(0.1)
 
     async def work(batcher):
         began = time.monotonic()
@@ -202,4 +210,4 @@ def test_one_client_alone_never_waits_for_company():
             await batcher.submit([row(shared_encoder, 3)])
         assert time.monotonic() - began < 9  # not even once
 
-    run(with_batcher(work, linger=10.0))
+    run(with_batcher(work, max_batch_delay=10.0))

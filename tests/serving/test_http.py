@@ -1,4 +1,4 @@
-"""The routes of a real server, asked over real connections."""
+"""The routes of a server process."""
 
 import base64
 import json
@@ -21,7 +21,7 @@ QUESTION = {"question": "who made the tower", "context": "the tower in rome was 
 
 
 def long_text(seed: int) -> str:
-    """Many words; the same twice would be read once."""
+    """A long text; different seeds give different texts, because equal rows are computed once."""
     return " ".join(random.Random(seed).choices(WORDS, k=15_000))
 
 
@@ -31,7 +31,7 @@ def local(runs):
 
 
 def close(one, other) -> bool:
-    """Equal but for the last digits of numbers: another batch rounds otherwise."""
+    """Compare up to rounding: results depend slightly on the batch size."""
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(close(one[key], other[key]) for key in one)
     if isinstance(one, list):
@@ -60,7 +60,7 @@ def test_answers_are_those_of_the_library(server, local):
 def test_items_of_any_form_and_models_that_fit(server):
     head, ensemble, answers = names(server)
     status, found = server.ask({"items": [REVIEW, {"text": REVIEW}]})
-    assert status == 200 and set(found["answers"]) == {head, ensemble}  # the others read two texts
+    assert status == 200 and set(found["answers"]) == {head, ensemble}  # the other model takes two texts
     first, second = found["answers"][head]
     assert first == second
     pair = [QUESTION["question"], QUESTION["context"]]
@@ -68,9 +68,9 @@ def test_items_of_any_form_and_models_that_fit(server):
     assert status == 200 and len(set(map(json.dumps, found["answers"][answers]))) == 1
 
 
-def test_the_server_says_who_shares_a_pass(server, runs):
+def test_models_lists_shared_encoders(server, runs):
     found = json.loads(server.get("/v1/models")[1])
-    assert [len(each["models"]) for each in found["encoders"]] == [2, 1] and "2 backbones" in found["note"]
+    assert [len(each["models"]) for each in found["encoders"]] == [2, 1] and "2 encoders" in found["note"]
     assert found["models"][0]["weights"] == found["models"][1]["weights"] != found["models"][2]["weights"]
     status, both = server.ask({"items": [["who made it", "ann"]], "models": [found["models"][2]["name"]]})
     assert status == 200 and both["passes"] == 1
@@ -84,27 +84,27 @@ def test_the_server_says_who_shares_a_pass(server, runs):
         ({"items": [REVIEW], "nbest": 0}, 422, "greater than or equal to 1"),
         ({"items": [REVIEW], "more": 1}, 422, "Extra inputs"),
         ({"items": [[REVIEW, REVIEW, REVIEW]]}, 422, "items"),
-        ({"items": [REVIEW, ["a", "b"]]}, 422, "No model reads such items"),
+        ({"items": [REVIEW, ["a", "b"]]}, 422, "No model takes items of this form"),
         ({"items": [{"question": "who", "context": " "}]}, 422, "empty text"),
         ({"items": [{"question": "who made it " * 40, "context": "ann"}]}, 422, "shorten the question"),
         ({"items": ["x" * 100_001]}, 413, "100,000"),
-        ({"items": ["x"] * 129}, 413, "128 at most"),
+        ({"items": ["x"] * 129}, 413, "at most 128"),
         ({"items": [["who", long_text(seed)] for seed in range(4)]}, 413, "tokens; this server"),
     ],
 )
-def test_mistakes_get_a_sentence(server, body, status, words):
+def test_error_messages(server, body, status, words):
     code, found = server.ask(body)
     assert code == status and words in json.dumps(found) and set(found) <= {"error", "where"}
 
 
-def test_large_bodies_are_refused_and_the_client_hears_it(server):
+def test_large_bodies_are_refused_with_a_response(server):
     status, answer, _ = server.send("POST", "/v1/predict", b"[" * (3 * 1024 * 1024))
     assert status == 413 and b"2,097,152 bytes" in answer
     assert server.get("/livez")[0] == 200
 
 
 def chunked(server, chunks: int) -> bytes:
-    """Send a body without saying how long it will be; with no chunks, never finish it."""
+    """Send a body in chunks, without Content-Length. With 0 chunks, the body is never completed."""
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=30) as client:
         client.sendall(
@@ -129,7 +129,7 @@ def test_a_body_of_unknown_length_is_bounded_in_size_and_time(server, runs, tmp_
         assert chunked(hasty, 0).startswith(b"HTTP/1.1 408") and time.monotonic() - began < 20
 
 
-def test_a_deadline_is_kept(server):
+def test_request_timeout(server):
     answers = names(server)[2]
     began = time.monotonic()
     body = {"items": [QUESTION] * 20, "models": [answers], "timeout": 0.001}
@@ -139,7 +139,7 @@ def test_a_deadline_is_kept(server):
         assert "deadline" in found["error"]
 
 
-def test_health_documents_and_figures(server):
+def test_health_docs_and_metrics(server):
     assert server.get("/livez")[0] == server.get("/readyz")[0] == server.get("/v2/health/live")[0] == 200
     status, page, _ = server.get("/docs")
     assert status == 200 and b"cdn." not in page and b"https://" not in page
@@ -154,7 +154,25 @@ def test_health_documents_and_figures(server):
     assert server.get("/nowhere")[0] == 404 and server.send("DELETE", "/v1/predict", None)[0] == 405
 
 
-def test_no_text_reaches_logs_or_figures(server):
+def test_health_routes_allow_head(server):
+    for path in ("/livez", "/readyz", "/v2/health/live", "/v2/health/ready"):
+        status, body, _ = server.send("HEAD", path, None)
+        assert (status, body) == (200, b""), path
+
+
+def test_no_redirect_reflects_the_host_header(server):
+    status, _, headers = server.get("/v1/models/", {"Host": "evil.example"})
+    assert status == 404 and "location" not in headers
+
+
+def test_unknown_model_names_are_not_echoed(server):
+    status, found = server.ask({"items": [REVIEW], "models": ["zyzzyva"]})
+    assert status == 422 and "zyzzyva" not in found["error"] and names(server)[0] in found["error"]
+    status, body, _ = server.get("/v2/models/zyzzyva")
+    assert status == 404 and b"zyzzyva" not in body
+
+
+def test_logs_and_metrics_contain_no_request_text(server):
     secret = "zyzzyva"
     server.ask({"items": [f"{secret} film"]})
     server.ask({"items": [f"{secret} film"], "models": [secret]})
@@ -186,7 +204,7 @@ def test_kserve(server, local):
     assert status == 200 and [each["name"] for each in json.loads(body)["inputs"]] == ["question", "context"]
 
 
-def test_no_other_origin_may_ask_unless_told(server, runs, tmp_path):
+def test_cors_is_off_by_default(server, runs, tmp_path):
     there = {"Origin": "https://elsewhere.example"}
     assert "access-control-allow-origin" not in server.get("/v1/models", there)[2]
     with serving(tmp_path, runs[0], "--cors", "https://elsewhere.example") as open_one:
@@ -194,10 +212,10 @@ def test_no_other_origin_may_ask_unless_told(server, runs, tmp_path):
         assert "access-control-allow-origin" not in open_one.get("/v1/models", {"Origin": "https://x.example"})[2]
 
 
-def test_a_key_opens_every_route_but_health(runs, tmp_path):
+def test_every_route_but_health_requires_the_api_key(runs, tmp_path):
     (tmp_path / "key").write_text("s3cret-käy\n", encoding="utf-8")
-    with serving(tmp_path, runs[0], "--key-file", tmp_path / "key") as file_lock:
-        assert file_lock.get("/livez")[0] == file_lock.get("/readyz")[0] == 200
+    with serving(tmp_path, runs[0], "--key-file", tmp_path / "key") as locked:
+        assert locked.get("/livez")[0] == locked.get("/readyz")[0] == 200
         for path in (
             "/",
             "/page/app.js",
@@ -208,22 +226,22 @@ def test_a_key_opens_every_route_but_health(runs, tmp_path):
             "/nowhere",
             "/v2/models/x",
         ):
-            status, body, headers = file_lock.get(path)
+            status, body, headers = locked.get(path)
             assert status == 401 and "error" in json.loads(body) and headers["www-authenticate"].startswith("Basic"), (
                 path
             )
-        assert file_lock.ask({"items": [REVIEW]})[0] == 401
+        assert locked.ask({"items": [REVIEW]})[0] == 401
         key = "s3cret-käy".encode()
         basic = base64.b64encode(b"anyone:" + key).decode()
         for good in (f"Basic {basic}", f"Bearer {key.decode('latin-1')}"):
-            assert file_lock.ask({"items": [REVIEW]}, {"Authorization": good})[0] == 200
-        assert file_lock.ask({"items": [REVIEW]}, {"X-API-Key": key.decode("latin-1")})[0] == 200
+            assert locked.ask({"items": [REVIEW]}, {"Authorization": good})[0] == 200
+        assert locked.ask({"items": [REVIEW]}, {"X-API-Key": key.decode("latin-1")})[0] == 200
         for bad in ("Bearer wrong", "Bearer ", "Basic !!!", "Basic", f"Bearer {key.decode('latin-1')}x", "Digest x"):
-            assert file_lock.ask({"items": [REVIEW]}, {"Authorization": bad})[0] == 401
-        assert "s3cret" not in file_lock.log_file.read_text()
+            assert locked.ask({"items": [REVIEW]}, {"Authorization": bad})[0] == 401
+        assert "s3cret" not in locked.log_file.read_text()
 
 
-def test_a_port_in_use_is_a_sentence(server, runs, tmp_path):
+def test_a_port_in_use_is_reported(server, runs, tmp_path):
     port = server.url.rsplit(":", 1)[1]
     words = [sys.executable, "-m", "bertvision", "serve", str(runs[0]), "--port", port]
     done = subprocess.run(words, capture_output=True, text=True)

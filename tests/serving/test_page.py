@@ -1,4 +1,4 @@
-"""The page in a real browser: Debian's Chromium without a window, driven by its own driver."""
+"""The demo page in a headless Chromium."""
 
 import os
 import socket
@@ -81,8 +81,8 @@ def test_switch_task_and_see_the_bars(browser, server):
     wait(browser, lambda: shown(browser, "#result"))
     time.sleep(0.5)  # bars grow
     assert len(browser.find_elements(By.CSS_SELECTOR, "#head-answer .bars li")) == 2
-    pruning_thresholds = browser.find_elements(By.CSS_SELECTOR, "#head-answer .bars li")
-    for bar in pruning_thresholds:
+    bars = browser.find_elements(By.CSS_SELECTOR, "#head-answer .bars li")
+    for bar in bars:
         fill, track = (bar.find_element(By.CSS_SELECTOR, css).rect["width"] for css in (".fill", ".track"))
         share = float(bar.find_element(By.CSS_SELECTOR, ".number").text.removesuffix(" %")) / 100
         assert fill / track == pytest.approx(share, abs=0.02)
@@ -127,7 +127,7 @@ def test_overload_is_shown_and_the_next_try_succeeds(browser, answers_result, tm
             time.sleep(0.5)
             find(browser, "#submit").click()
             wait(browser, lambda: shown(browser, "#error"))
-            assert "more to do than it can do" in find(browser, "#error").text and not shown(browser, "#result")
+            assert "overloaded" in find(browser, "#error").text and not shown(browser, "#result")
         time.sleep(0.5)
         find(browser, "#submit").click()
         wait(browser, lambda: shown(browser, "#result"))

@@ -140,7 +140,7 @@ def test_batches_wait_within_bounds(store, monkeypatch):
     """However slow the reader, only so many batches are decoded ahead of it."""
     loaded = []
     stored = StoredStates(store, plan(store))
-    monkeypatch.setattr(stored, "load", lambda buffers, rows: loaded.append(rows))
+    monkeypatch.setattr(stored, "load", lambda rows: loaded.append(rows))
     for most in (MOST_AHEAD, 1):
         for number, _ in enumerate(stored.epoch(0)):
             assert len(loaded) <= number + 1 + most

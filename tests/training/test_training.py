@@ -1,6 +1,5 @@
 import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,8 +8,16 @@ from torch import nn
 
 from bertvision.errors import BertVisionError
 from bertvision.heads.head_ensemble import HeadEnsemble
-from bertvision.lab.experiment import TrainingConfig
-from bertvision.training import fit, loop, predict, rate
+from bertvision.training import (
+    Checkpointer,
+    FitOptions,
+    TrainingConfig,
+    checkpointer,
+    fit,
+    learning_rate_factor,
+    loop,
+    predict,
+)
 from bertvision.types import Batch
 
 ROWS, TOKENS, WIDTH = 40, 6, 8
@@ -73,8 +80,8 @@ def validation_scores(states):
 
 
 def save_always(monkeypatch):
-    monkeypatch.setattr(loop, "SAVE_SECONDS", 0.0)
-    monkeypatch.setattr(loop, "SAVE_SHARE", math.inf)
+    monkeypatch.setattr(checkpointer, "MIN_SECONDS", -1.0)
+    monkeypatch.setattr(checkpointer, "MAX_SHARE", math.inf)
 
 
 def test_learns():
@@ -86,8 +93,8 @@ def test_learns():
 
 @pytest.mark.parametrize("schedule", ["linear", "constant"])
 def test_rate(schedule):
-    optim = TrainingConfig(learning_rate=1, epochs=4, warmup=0.5, schedule=schedule)
-    rates = [rate(step, 10, optim) for step in range(40)]
+    optim = TrainingConfig(learning_rate=1, epochs=4, warmup_epochs=0.5, schedule=schedule)
+    rates = [learning_rate_factor(step, 10, optim) for step in range(40)]
     assert rates[0] == pytest.approx(0.2) and rates[4] == 1.0  # five steps of warm-up
     assert all(0 < r <= 1 for r in rates)
     if schedule == "constant":
@@ -107,8 +114,7 @@ def test_warmup_does_not_depend_on_the_run_s_length():
             States(),
             loss,
             {"a": optim},
-            pause_at=[1.0],
-            on_pause=lambda f, r, e=epochs, m=model: points.update({e: weights(m)}),
+            FitOptions(fractions=[1.0], on_fraction=lambda record, e=epochs, m=model: points.update({e: weights(m)})),
         )
     assert torch.equal(points[1.0], points[3.0])
 
@@ -120,8 +126,9 @@ def test_pauses_report_loss_and_time():
         States(),
         loss,
         {"a": OPTIM},
-        pause_at=[0, 0.2, 0.4, 1, 3],
-        on_pause=lambda f, r: seen.append((f, r["steps"])),
+        FitOptions(
+            fractions=[0, 0.2, 0.4, 1, 3], on_fraction=lambda record: seen.append((record.fraction, record.steps))
+        ),
     )
     assert seen == [(0, 0), (0.2, 1), (0.4, 2), (1, 5), (3, 15)]
 
@@ -133,8 +140,7 @@ def test_two_fractions_on_one_step_are_both_kept():
         States(size=40),
         loss,
         {"a": OPTIM},
-        pause_at=[0.1, 0.2, 1],
-        on_pause=lambda f, r: seen.append((f, r["steps"])),
+        FitOptions(fractions=[0.1, 0.2, 1], on_fraction=lambda record: seen.append((record.fraction, record.steps))),
     )
     assert seen == [(0.1, 1), (0.2, 1), (1, 1)]
 
@@ -142,7 +148,12 @@ def test_two_fractions_on_one_step_are_both_kept():
 def test_accumulation_gives_the_same_gradient():
     whole, pieces = Probe(), Probe()
     fit({"a": whole}, States(), loss, {"a": OPTIM})
-    fit({"a": pieces}, States(), loss, {"a": TrainingConfig(learning_rate=1e-2, epochs=3, accumulate=3)})
+    fit(
+        {"a": pieces},
+        States(),
+        loss,
+        {"a": TrainingConfig(learning_rate=1e-2, epochs=3, gradient_accumulation_steps=3)},
+    )
     torch.testing.assert_close(weights(whole), weights(pieces), atol=1e-5, rtol=1e-4)
 
 
@@ -162,26 +173,28 @@ def test_long_batches_of_states_are_learned_in_pieces(monkeypatch):
     """The descent is the same; what a batch norm sees is never cut."""
     whole, pieces, normed = Normed(False), Normed(False), Normed(True)
     fit({"a": whole}, States(), loss, {"a": OPTIM})
-    monkeypatch.setattr(loop, "PIECE", 3 * TOKENS)
+    monkeypatch.setattr(loop, "MAX_TOKENS", 3 * TOKENS)
     fit({"a": pieces, "b": normed}, States(), loss, {"a": OPTIM, "b": OPTIM})
     assert (whole.seen, pieces.seen, normed.seen) == ({8}, {2, 3}, {8})
     torch.testing.assert_close(weights(whole), weights(pieces), atol=1e-5, rtol=1e-4)
 
 
-def test_each_in_a_chorus_trains_as_if_alone():
-    """Own rate, clipping, early stopping and dropout, whoever else sings."""
+def test_each_of_several_models_trains_as_if_alone():
+    """Learning rate, clipping, early stopping and dropout of a model do not depend on the others."""
     states = States()
     configs = {
         "a": TrainingConfig(learning_rate=1e-2, epochs=6, patience=1),
-        "b": TrainingConfig(learning_rate=3e-3, epochs=4, clip=0.05),
+        "b": TrainingConfig(learning_rate=3e-3, epochs=4, max_grad_norm=0.05),
         "c": TrainingConfig(learning_rate=1e-3, epochs=2),
     }
     make = {"a": lambda: Probe(0.3, 1), "b": lambda: Probe(0.0, 2), "c": lambda: Probe(0.1, 3)}
-    together = fit({n: m() for n, m in make.items()}, states, loss, configs, validate=validation_scores(states), seed=5)
+    together = fit(
+        {n: m() for n, m in make.items()}, states, loss, configs, FitOptions(validate=validation_scores(states), seed=5)
+    )
     for name, build in make.items():
-        alone = fit({name: build()}, states, loss, {name: configs[name]}, validate=validation_scores(states), seed=5)[
-            name
-        ]
+        alone = fit(
+            {name: build()}, states, loss, {name: configs[name]}, FitOptions(validate=validation_scores(states), seed=5)
+        )[name]
         assert torch.equal(weights(together[name].model), weights(alone.model))
         assert (
             together[name].validation_scores == alone.validation_scores
@@ -190,7 +203,7 @@ def test_each_in_a_chorus_trains_as_if_alone():
 
 
 def test_a_model_that_answers_several_times_learns_from_each_answer():
-    optim = TrainingConfig(learning_rate=1e-2, epochs=2, clip=0.0)
+    optim = TrainingConfig(learning_rate=1e-2, epochs=2, max_grad_norm=0.0)
     copies = HeadEnsemble([Probe(seed=1), Probe(seed=2)])
     fit({"a": copies}, States(), loss, {"a": optim})
     for seed, copy in zip((1, 2), copies.members, strict=True):
@@ -213,7 +226,7 @@ def test_best_epoch_is_kept():
         States(),
         loss,
         {"a": TrainingConfig(learning_rate=1e-2, epochs=9, patience=2)},
-        validate=validate,
+        FitOptions(validate=validate),
     )["a"]
     assert (
         train_state.best_epoch == 2 and len(train_state.validation_scores) == 4 and "no better" in train_state.stopped
@@ -232,7 +245,7 @@ def test_a_diverging_model_is_dropped_the_others_go_on(messages):
         states,
         loss,
         {"bad": OPTIM, "good": OPTIM},
-        validate=validation_scores(states),
+        FitOptions(validate=validation_scores(states)),
     )
     assert train_states["bad"].failed and not train_states["good"].failed and len(train_states["good"].losses) == 3
     assert len(messages) == 1 and "bad is dropped" in messages[0]
@@ -247,7 +260,12 @@ def test_resumed_equals_undisturbed(tmp_path, monkeypatch, die_at):
         models = {"a": Probe(0.2, 1), "b": Probe(0.0, 2)}
         configs = {"a": TrainingConfig(learning_rate=1e-2, epochs=3, patience=1), "b": OPTIM}
         return fit(
-            models, states, loss, configs, validate=validation_scores(checker), resume=resume, fingerprint="x", seed=3
+            models,
+            states,
+            loss,
+            configs,
+            FitOptions(validate=validation_scores(checker), seed=3),
+            Checkpointer(resume, "x") if resume else None,
         )
 
     calm = train(States())
@@ -269,33 +287,32 @@ def test_another_run_s_state_is_refused(tmp_path, monkeypatch):
     save_always(monkeypatch)
     file = tmp_path / "resume.safetensors"
     with pytest.raises(Killed):
-        fit({"a": Probe()}, States(fail_at=3), loss, {"a": OPTIM}, resume=file, fingerprint="one")
+        fit({"a": Probe()}, States(fail_at=3), loss, {"a": OPTIM}, checkpointer=Checkpointer(file, "one"))
     with pytest.raises(BertVisionError, match="another training run"):
-        fit({"a": Probe()}, States(), loss, {"a": OPTIM}, resume=file, fingerprint="two")
+        fit({"a": Probe()}, States(), loss, {"a": OPTIM}, checkpointer=Checkpointer(file, "two"))
     file.write_bytes(file.read_bytes()[:100])
     with pytest.raises(BertVisionError, match="not a readable saved training state"):
-        fit({"a": Probe()}, States(), loss, {"a": OPTIM}, resume=file, fingerprint="one")
+        fit({"a": Probe()}, States(), loss, {"a": OPTIM}, checkpointer=Checkpointer(file, "one"))
 
 
 def test_saving_is_spaced_by_its_cost(tmp_path, monkeypatch):
     """However slow the disk, saving takes a bounded share of the time."""
     now = [0.0]
-    monkeypatch.setattr(loop.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(checkpointer.time, "monotonic", lambda: now[0])
     saves: list[float] = []
 
-    def slow_save(path: Path, *rest):
+    def slow_save(*given):
         saves.append(now[0])
         now[0] += 4.0
 
-    monkeypatch.setattr(loop, "save", slow_save)
+    monkeypatch.setattr(Checkpointer, "save", slow_save)
 
     def slow_loss(*given):
         now[0] += 5.0
         return loss(*given)
 
-    fit(
-        {"a": Probe()}, States(), slow_loss, {"a": TrainingConfig(learning_rate=1e-3, epochs=60)}, resume=tmp_path / "r"
-    )
+    configs = {"a": TrainingConfig(learning_rate=1e-3, epochs=60)}
+    fit({"a": Probe()}, States(), slow_loss, configs, checkpointer=Checkpointer(tmp_path / "r"))
     gaps = np.diff(saves)
     assert saves[0] <= 30 and len(saves) > 5
     assert (4.0 / gaps <= 0.05).all()
@@ -333,11 +350,11 @@ def test_state_holds_no_pickle(tmp_path, monkeypatch):
     save_always(monkeypatch)
     file = tmp_path / "resume.safetensors"
     with pytest.raises(Killed):
-        fit({"a": Probe()}, States(fail_at=3), loss, {"a": OPTIM}, resume=file)
+        fit({"a": Probe()}, States(fail_at=3), loss, {"a": OPTIM}, checkpointer=Checkpointer(file))
     from safetensors import safe_open
 
     with safe_open(file, framework="pt") as opened:
-        assert json.loads(opened.metadata()["state"])["progress"]["step"] == 3
+        assert json.loads(opened.metadata()["state"])["loop"]["step"] == 3
 
 
 def test_what_is_not_graded_stops_there():
@@ -352,8 +369,8 @@ def test_what_is_not_graded_stops_there():
         }
 
     seen: list[int] = []
-    train_states = fit(models, states, loss, dict.fromkeys(models, OPTIM), validate=validate)
+    train_states = fit(models, states, loss, dict.fromkeys(models, OPTIM), FitOptions(validate=validate))
     assert len(train_states["a"].validation_scores) == 3 and train_states["a"].stopped == "finished"
-    assert len(train_states["b"].validation_scores) == 1 and train_states["b"].stopped == "given up"
-    alone = fit({"a": Probe()}, States(), loss, {"a": OPTIM}, validate=validation_scores(states))["a"]
+    assert len(train_states["b"].validation_scores) == 1 and train_states["b"].stopped == "pruned"
+    alone = fit({"a": Probe()}, States(), loss, {"a": OPTIM}, FitOptions(validate=validation_scores(states)))["a"]
     assert torch.equal(weights(alone.model), weights(train_states["a"].model))

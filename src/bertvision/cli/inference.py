@@ -167,17 +167,17 @@ def serve(
     from bertvision import trained_model
 
     settings = ServerSettings(
-        budget=budget,
-        readers=readers,
-        room=room,
-        requests=max_requests,
-        items=max_items,
-        characters=max_characters,
-        body=max_body,
-        timeout=timeout,
-        drain=drain,
-        key=_key(key_file),
-        origins=tuple(cors or ()),
+        max_batch_tokens=budget,
+        num_batch_threads=readers,
+        max_queue_tokens=room,
+        max_concurrent_requests=max_requests,
+        max_items=max_items,
+        max_text_characters=max_characters,
+        max_body_bytes=max_body,
+        request_timeout=timeout,
+        drain_seconds=drain,
+        api_key=_key(key_file),
+        cors_origins=tuple(cors or ()),
     )
     models = trained_model.load_all(trained_model.below(runs), encoder)
 

@@ -234,7 +234,12 @@ def check(experiment: Experiment) -> Experiment:
     """Refuse values no step could use; contradictions are found where the values meet."""
     for name, optim in (("finetune", experiment.finetune), ("train", experiment.train)):
         lookup(dict.fromkeys(SCHEDULES), optim.schedule, f"{name}.schedule")
-        if optim.epochs <= 0 or optim.accumulate < 1 or optim.batch_size < 0 or optim.learning_rate < 0:
+        if (
+            optim.epochs <= 0
+            or optim.gradient_accumulation_steps < 1
+            or optim.batch_size < 0
+            or optim.learning_rate < 0
+        ):
             raise BertVisionError(f"[{name}] needs epochs > 0, accumulate >= 1, batch_size >= 0, learning_rate >= 0.")
     lookup(dict.fromkeys(PRECISIONS), experiment.precision, "precision")
     epochs = experiment.fractions + experiment.head_fractions

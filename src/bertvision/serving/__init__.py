@@ -1,4 +1,8 @@
-"""Answers over HTTP: several runs, one forward pass per backbone, requests answered together."""
+"""HTTP server and ONNX export of trained models.
+
+One server can serve several models. Models on the same encoder share its forward pass, and rows of concurrent requests
+are batched together.
+"""
 
 from bertvision.serving.settings import ServerSettings
 

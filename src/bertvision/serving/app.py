@@ -1,7 +1,7 @@
-"""The routes."""
+"""The FastAPI application: routes, health checks and the demo page."""
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
@@ -12,128 +12,154 @@ from fastapi_offline import FastAPIOffline
 
 from bertvision.serving import kserve
 from bertvision.serving.batching import Batcher
-from bertvision.serving.logs import Log
+from bertvision.serving.logs import JsonLogger
 from bertvision.serving.metrics import ServerMetrics
 from bertvision.serving.middleware import RequestMiddleware
-from bertvision.serving.responses import PROBLEMS, add_problems, as_json, shutting_down
+from bertvision.serving.responses import ERROR_RESPONSES, add_error_handlers, json_response, shutting_down_response
 from bertvision.serving.schema import Answers, Models, PredictRequest, State
 from bertvision.serving.service import InferenceService
 from bertvision.serving.settings import ServerSettings
 from bertvision.trained_model import TrainedModel
 
-PAGE = {"index.html": "text/html; charset=utf-8", "style.css": "text/css", "app.js": "text/javascript"}
-POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:"
+PAGE_FILES = {"index.html": "text/html; charset=utf-8", "style.css": "text/css", "app.js": "text/javascript"}
+PAGE_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:"
+    ),
+    "Cache-Control": "no-cache",
+}
 
 
-class Running:
-    """Whether requests are taken."""
+class ServerState:
+    """Whether the server accepts requests."""
 
     def __init__(self) -> None:
         self.ready = False
         self.draining = False
 
     @property
-    def taking(self) -> bool:
-        """True from the first pass until SIGTERM."""
+    def accepting(self) -> bool:
+        """True from the end of the warm-up until SIGTERM."""
         return self.ready and not self.draining
 
     @property
     def status(self) -> str:
-        """In a word."""
+        """The state as one word: "starting", "ready" or "draining"."""
         return "draining" if self.draining else "ready" if self.ready else "starting"
 
 
 @dataclass(frozen=True)
 class Application:
-    """The guarded routes, with what a server must know of them."""
+    """The ASGI application, with the objects that the server process needs."""
 
-    guard: RequestMiddleware
-    running: Running
-    served: InferenceService
+    middleware: RequestMiddleware
+    state: ServerState
+    service: InferenceService
 
 
-def create_app(trained_models: Sequence[TrainedModel], settings: ServerSettings, log: Log | None = None) -> Application:
-    """Build the application around these models."""
-    log, metrics, running = log or Log(), ServerMetrics(), Running()
-    batcher = Batcher(settings, metrics.batch)
-    served = InferenceService(trained_models, batcher, settings)
-    metrics.follow(lambda: batcher.waiting, lambda: float(running.taking))
+def create_app(
+    trained_models: Sequence[TrainedModel], settings: ServerSettings, log: JsonLogger | None = None
+) -> Application:
+    """Build the application that serves these models."""
+    log, metrics, state = log or JsonLogger(), ServerMetrics(), ServerState()
+    batcher = Batcher(settings, metrics.record_batch)
+    service = InferenceService(trained_models, batcher, settings)
+    metrics.set_sources(lambda: batcher.queued_tokens, lambda: float(state.accepting))
+    app = FastAPIOffline(
+        title="bertvision",
+        description="Predictions of heads on the hidden states of fine-tuned encoders. " + service.description["note"],
+        lifespan=_lifespan(service, state),
+        redoc_url=None,
+        redirect_slashes=False,  # the redirect would contain the client's Host header
+    )
+    if settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=settings.cors_origins, allow_methods=["GET", "POST"], allow_headers=["*"]
+        )
+    add_error_handlers(app)
+    add_prediction_routes(app, service, state, metrics)
+    add_health_routes(app, state, metrics)
+    kserve.add_routes(app, service, state)
+    add_page(app)
+    middleware = RequestMiddleware(app, settings, log, metrics, lambda: batcher.retry_after)
+    return Application(middleware, state, service)
+
+
+def _lifespan(service: InferenceService, state: ServerState) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+    """Return the function that starts the batcher, warms up the models and shuts down."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        batcher.start()
-        for name, each in served.models.items():  # the first pass allocates; nobody should wait for that
-            item: Any = ("warm up",) * len(each.task.inputs)
-            await served.answer({name: each}, [item], nbest=1, bert=True, timeout=None)
-        running.ready = True
+        service.batcher.start()
+        for name, model in service.models.items():  # the first forward pass allocates memory and is slow
+            item: Any = ("warm up",) * len(model.task.inputs)
+            await service.predict({name: model}, [item], nbest=1, bert=True, timeout=None)
+        state.ready = True
         yield
-        running.ready = False
-        batcher.close()
-        served.cpu_pool.shutdown()
+        state.ready = False
+        service.batcher.close()
+        service.cpu_pool.shutdown()
 
-    app = FastAPIOffline(
-        title="bertvision",
-        description="Answers of runs: heads that read all layers of fine-tuned encoders. " + served.description["note"],
-        lifespan=lifespan,
-        redoc_url=None,
-    )
-    if settings.origins:
-        app.add_middleware(
-            CORSMiddleware, allow_origins=settings.origins, allow_methods=["GET", "POST"], allow_headers=["*"]
-        )
-    add_problems(app)
+    return lifespan
 
-    @app.post("/v1/predict", responses={200: {"model": Answers}, **PROBLEMS}, tags=["answers"])
-    async def predict(ask: PredictRequest, request: Request) -> Response:
-        """Answer one or many items with one or many models; a text is read once per backbone."""
-        if running.draining:
-            return shutting_down()
-        items: Any = ask.items
-        models = served.choose(ask.models, items)
-        found = await served.answer(models, items, nbest=ask.nbest, bert=ask.bert, timeout=ask.timeout)
+
+def add_prediction_routes(app: FastAPI, service: InferenceService, state: ServerState, metrics: ServerMetrics) -> None:
+    """Add /v1/predict and /v1/models."""
+
+    @app.post("/v1/predict", responses={200: {"model": Answers}, **ERROR_RESPONSES}, tags=["answers"])
+    async def predict(body: PredictRequest, request: Request) -> Response:
+        """Answer one or more items with one or more models.
+
+        Models on the same encoder share its forward pass.
+        """
+        if state.draining:
+            return shutting_down_response()
+        items: Any = body.items
+        models = service.select_models(body.models, items)
+        result = await service.predict(models, items, nbest=body.nbest, bert=body.bert, timeout=body.timeout)
         for name in models:
             metrics.items.labels(name).inc(len(items))
-        request.state.note.update(items=len(items), models=len(models), tokens=found["tokens"])
-        return as_json(found)
+        request.state.log_fields.update(items=len(items), models=len(models), tokens=result["tokens"])
+        return json_response(result)
 
-    @app.get("/v1/models", response_model=Models, responses={401: PROBLEMS[401]}, tags=["answers"])
+    @app.get("/v1/models", response_model=Models, responses={401: ERROR_RESPONSES[401]}, tags=["answers"])
     async def models() -> Any:
-        """List what is served, and which models share a forward pass."""
-        return served.description
+        """List the models, and which of them share an encoder."""
+        return service.description
 
+
+def add_health_routes(app: FastAPI, state: ServerState, metrics: ServerMetrics) -> None:
+    """Add /livez, /readyz and /metrics."""
+
+    @app.head("/livez", include_in_schema=False)
     @app.get("/livez", tags=["health"])
     async def livez() -> State:
-        """Tell that the process answers at all."""
+        """Return 200 while the process responds."""
         return State(status="alive")
 
+    @app.head("/readyz", include_in_schema=False)
     @app.get("/readyz", responses={200: {"model": State}, 503: {"model": State}}, tags=["health"])
     async def readyz() -> Response:
-        """Tell whether requests are taken; not while starting, nor from SIGTERM on."""
-        return as_json({"status": running.status}, 200 if running.taking else 503)
+        """Return 200 while the server accepts requests, 503 during startup and after SIGTERM."""
+        return json_response({"status": state.status}, 200 if state.accepting else 503)
 
-    @app.get("/metrics", responses={200: {"content": {"text/plain": {}}}, 401: PROBLEMS[401]}, tags=["health"])
+    @app.get("/metrics", responses={200: {"content": {"text/plain": {}}}, 401: ERROR_RESPONSES[401]}, tags=["health"])
     async def figures() -> Response:
-        """Return figures for Prometheus."""
-        return Response(metrics.text(), media_type="text/plain; version=0.0.4")
-
-    kserve.add_routes(app, served, running)
-    add_page(app)
-    guard = RequestMiddleware(app, settings, log, metrics, lambda: batcher.retry_after)
-    return Application(guard, running, served)
+        """Return metrics in the Prometheus text format."""
+        return Response(metrics.render(), media_type="text/plain; version=0.0.4")
 
 
 def add_page(app: FastAPI) -> None:
-    """Serve the page: three files of the package."""
+    """Serve the demo page, which consists of three files of the package."""
     folder = files("bertvision.serving") / "page"
-    content = {name: (folder / name).read_bytes() for name in PAGE}
+    content = {name: (folder / name).read_bytes() for name in PAGE_FILES}
 
-    def serve(name: str) -> Any:
+    def route_for(name: str) -> Any:
         async def page() -> Response:
-            headers = {"Content-Security-Policy": POLICY, "Cache-Control": "no-cache"}
-            return Response(content[name], media_type=PAGE[name], headers=headers)
+            return Response(content[name], media_type=PAGE_FILES[name], headers=PAGE_HEADERS)
 
         return page
 
-    for name in PAGE:
+    for name in PAGE_FILES:
         path = "/" if name == "index.html" else f"/page/{name}"
-        app.add_api_route(path, serve(name), include_in_schema=False)
+        app.add_api_route(path, route_for(name), include_in_schema=False)

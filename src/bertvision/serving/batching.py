@@ -1,4 +1,4 @@
-"""Rows of many requests, read together: a bounded queue, and the threads that fill forward passes from it."""
+"""Dynamic batching: a bounded queue of rows, and the threads that run forward passes on batches from it."""
 
 import asyncio
 import math
@@ -16,80 +16,84 @@ from bertvision.shared_encoders import SharedEncoder
 from bertvision.states import TokenBatches
 from bertvision.types import Features
 
-MOST_ROWS = 256
-FORGET = 0.2
-"""How much of the measured speed each batch replaces."""
-MOST_READERS = 4
-FULL = 0.25
-"""Of the budget: smaller batches take as long as they take, and say nothing about the speed under load."""
+MAX_BATCH_ROWS = 256
+MAX_BATCH_THREADS = 4
+THROUGHPUT_SMOOTHING = 0.2
+"""Weight of the newest batch in the moving average of the throughput."""
+MIN_FILL_FOR_THROUGHPUT = 0.25
+"""Share of `max_batch_tokens` that a batch must reach to be measured. Smaller batches underestimate the throughput."""
 
 
 class Overloaded(BertVisionError):
-    """The queue is full; `seconds` from now there should be room."""
+    """The queue is full. The client may try again after `retry_after` seconds."""
 
-    def __init__(self, seconds: int):
-        super().__init__(f"The server has more to do than it can do in time. Try again in {seconds} s.")
-        self.seconds = seconds
-
-
-class TooLarge(BertVisionError):
-    """No queue of this server could hold the request."""
+    def __init__(self, retry_after: int):
+        super().__init__(f"The server is overloaded. Try again in {retry_after} s.")
+        self.retry_after = retry_after
 
 
-class TooLate(BertVisionError):
-    """The deadline came first."""
+class RequestTooLarge(BertVisionError):
+    """The request exceeds a limit of this server, however empty the queue is."""
+
+
+class DeadlineExceeded(BertVisionError):
+    """The deadline passed before the request was answered."""
 
 
 @dataclass(eq=False)
 class QueuedRow:
-    """One window of text on its way through a trunk, with the heads that shall read it."""
+    """One tokenized text window that waits for a forward pass, with the heads that are to be applied to it."""
 
     shared_encoder: SharedEncoder
     tokens: dict[str, np.ndarray]
     pad_ids: dict[str, int]
     deadline: float
-    """By the monotonic clock."""
+    """A time of the monotonic clock."""
     heads: set[str] = field(default_factory=set)
     second: int | None = None
-    """Where the second text of a pair begins."""
+    """Position of the first token of the second text of a pair."""
     future: "asyncio.Future[dict[str, np.ndarray]] | None" = None
 
     @property
     def length(self) -> int:
-        """How many tokens it has."""
+        """Number of tokens."""
         return len(self.tokens["input_ids"])
 
 
 @dataclass(frozen=True)
-class Done:
-    """What a batch was: for metrics."""
+class BatchStatistics:
+    """Size and duration of a forward pass, for the metrics."""
 
     rows: int
     tokens: int
-    padded: int
+    padded_tokens: int
+    """Tokens including padding."""
     seconds: float
 
 
-def choose(waiting: Sequence[QueuedRow], budget: int) -> list[QueuedRow]:
-    """Return the rows of the next batch: the one that waited longest, and beside it those nearest in length."""
-    oldest = waiting[0]
-    alike = [
+def select_batch(queue: Sequence[QueuedRow], max_tokens: int) -> list[QueuedRow]:
+    """Return the rows of the next batch: the oldest row, and the rows on the same encoder closest to it in length.
+
+    A batch has at most `max_tokens` tokens including padding, unless the oldest row alone exceeds that.
+    """
+    oldest = queue[0]
+    candidates = [
         row
-        for row in waiting
+        for row in queue
         if row.shared_encoder is oldest.shared_encoder and row.tokens.keys() == oldest.tokens.keys()
     ]
-    order = sorted(range(len(alike)), key=lambda i: (abs(alike[i].length - oldest.length), i))
-    chosen, longest = [], 0
-    for i in order[:MOST_ROWS]:
-        longest = max(longest, alike[i].length)
-        if chosen and longest * (len(chosen) + 1) > budget:
+    order = sorted(range(len(candidates)), key=lambda i: (abs(candidates[i].length - oldest.length), i))
+    batch, longest = [], 0
+    for i in order[:MAX_BATCH_ROWS]:
+        longest = max(longest, candidates[i].length)
+        if batch and longest * (len(batch) + 1) > max_tokens:
             break
-        chosen.append(alike[i])
-    return chosen
+        batch.append(candidates[i])
+    return batch
 
 
-def read(rows: Sequence[QueuedRow]) -> list[dict[str, np.ndarray]]:
-    """Read rows of one trunk in one forward pass; return each row's logits by head, without padding."""
+def run_batch(rows: Sequence[QueuedRow]) -> list[dict[str, np.ndarray]]:
+    """Run one forward pass on rows of the same encoder. Return the logits of each row by head, without padding."""
     lengths = [row.length for row in rows]
     features = Features(
         ids=[""] * len(rows),
@@ -103,152 +107,173 @@ def read(rows: Sequence[QueuedRow]) -> list[dict[str, np.ndarray]]:
     assert isinstance(batch.inputs, dict)
     heads = sorted({head for row in rows for head in row.heads})
     wanted = {head: np.flatnonzero([head in row.heads for row in rows]) for head in heads}
-    found: list[dict[str, np.ndarray]] = [{} for _ in rows]
+    results: list[dict[str, np.ndarray]] = [{} for _ in rows]
     for head, logits in rows[0].shared_encoder.read(batch.inputs, batch.mask, wanted).items():
-        for place, values in zip(wanted[head].tolist(), logits, strict=True):
-            found[place][head] = values[: lengths[place]] if values.ndim == 2 else values
-    return found
+        for index, values in zip(wanted[head].tolist(), logits, strict=True):
+            results[index][head] = values[: lengths[index]] if values.ndim == 2 else values
+    return results
 
 
 class Batcher:
-    """The queue, and the readers that empty it.
+    """A bounded queue of rows, and the threads that process it.
 
-    Two batches on a core each are read sooner than one after the other on both cores, where every operation waits for
-    the slower half; so there are several readers, who share the cores, and a batch that is alone has all of them.
+    Two batches on one core each finish sooner than the same batches one after the other on two cores, because every
+    operation on several cores waits for the slowest one. Several threads therefore share the cores. A batch that runs
+    alone uses all of them.
     """
 
-    def __init__(self, settings: ServerSettings, watch: Callable[[Done], None] = lambda done: None):
+    def __init__(self, settings: ServerSettings, on_batch: Callable[[BatchStatistics], None] = lambda statistics: None):
+        """Create the batcher; `on_batch` is called after every forward pass, in the thread that ran it."""
         self.settings = settings
-        self.watch = watch
-        self.speed = 0.0
-        """Tokens a second in full batches, lately; 0: not measured yet."""
-        self._rows: list[QueuedRow] = []
-        self._tokens = 0
-        self._ready = threading.Condition()
+        self.on_batch = on_batch
+        self.throughput = 0.0
+        """Moving average of the tokens per second in large batches. 0: not measured yet."""
+        self._queue: list[QueuedRow] = []
+        self._queued_tokens = 0
+        self._condition = threading.Condition()
         self._closing = False
-        self._busy = 0
-        self.cores = threads.num_threads()
-        readers = settings.readers or min(self.cores, MOST_READERS)
-        self.budget = max(1, settings.budget // readers)
-        """Tokens, with padding, in one reader's batch."""
-        self._readers = [
-            threading.Thread(target=self._work, name=f"bertvision-batches-{number}", daemon=True)
-            for number in range(readers)
+        self._active_batches = 0
+        self.num_cores = threads.num_threads()
+        num_threads = settings.num_batch_threads or min(self.num_cores, MAX_BATCH_THREADS)
+        self.max_batch_tokens = max(1, settings.max_batch_tokens // num_threads)
+        """Tokens, including padding, in a batch of one thread."""
+        self._threads = [
+            threading.Thread(target=self._process_queue, name=f"bertvision-batches-{number}", daemon=True)
+            for number in range(num_threads)
         ]
 
     def start(self) -> None:
-        """Begin to read."""
+        """Start the batch threads. Must be called from the event loop that awaits the results."""
         self._loop = asyncio.get_running_loop()
-        for reader in self._readers:
-            reader.start()
+        for thread in self._threads:
+            thread.start()
 
     def close(self) -> None:
-        """Read what waits, then stop."""
-        with self._ready:
+        """Process the rows that are in the queue, then stop the threads."""
+        with self._condition:
             self._closing = True
-            self._ready.notify_all()
-        for reader in self._readers:
-            reader.join()
-        threads.set_num_threads(self.cores)  # some of its libraries know one number for all threads
+            self._condition.notify_all()
+        for thread in self._threads:
+            thread.join()
+        threads.set_num_threads(self.num_cores)  # MKL and OpenMP may keep one number for the whole process
 
     @property
-    def waiting(self) -> int:
-        """Tokens in the queue."""
-        return self._tokens
+    def queued_tokens(self) -> int:
+        """Number of tokens in the queue."""
+        return self._queued_tokens
 
     @property
     def retry_after(self) -> int:
-        """In how many seconds the queue will be half empty at the speed of late."""
-        return max(1, min(60, math.ceil(0.5 * self._tokens / self.speed))) if self.speed else 1
+        """Seconds until the queue will be half empty at the measured throughput, between 1 and 60."""
+        return max(1, min(60, math.ceil(0.5 * self._queued_tokens / self.throughput))) if self.throughput else 1
 
-    def check(self, timeout: float) -> None:
-        """Refuse at once what would wait in vain, before any work is put into it."""
-        full = self._tokens >= self.settings.room
-        if full or (self.speed and self._tokens / self.speed > 0.8 * timeout):
+    def check_capacity(self, timeout: float) -> None:
+        """Raise `Overloaded` if the queue is full, or too long to be answered within `timeout` seconds."""
+        full = self._queued_tokens >= self.settings.max_queue_tokens
+        if full or (self.throughput and self._queued_tokens / self.throughput > 0.8 * timeout):
             raise Overloaded(self.retry_after)
 
     async def submit(self, rows: Sequence[QueuedRow]) -> list[dict[str, np.ndarray]]:
-        """Queue all of the rows or none; return their logits, or raise when the deadline has come."""
-        tokens = sum(row.length for row in rows)
-        if tokens > self.settings.room:
-            raise TooLarge(f"The request has {tokens:,} tokens; this server takes {self.settings.room:,} at most.")
-        with self._ready:
-            if self._closing or self._tokens + tokens > self.settings.room:
+        """Queue all rows or none, and return their logits by head.
+
+        Raises:
+            RequestTooLarge: The rows have more tokens than the queue can hold.
+            Overloaded: The queue has no room for the rows, or the server is shutting down.
+            DeadlineExceeded: The earliest deadline of the rows has passed.
+        """
+        tokens, max_tokens = sum(row.length for row in rows), self.settings.max_queue_tokens
+        if tokens > max_tokens:
+            raise RequestTooLarge(f"The request has {tokens:,} tokens; this server accepts at most {max_tokens:,}.")
+        with self._condition:
+            if self._closing or self._queued_tokens + tokens > max_tokens:
                 raise Overloaded(self.retry_after)
             for row in rows:
                 row.future = self._loop.create_future()
-            self._rows += rows
-            self._tokens += tokens
-            self._ready.notify()
+            self._queue += rows
+            self._queued_tokens += tokens
+            self._condition.notify()
         futures = [row.future for row in rows if row.future is not None]
-        gathered = asyncio.gather(*futures)
+        results = asyncio.gather(*futures)
         try:
-            return await asyncio.wait_for(gathered, max(0.0, min(row.deadline for row in rows) - time.monotonic()))
-        except TimeoutError:  # whoever still waits is cancelled with it, and never read
-            raise TooLate("The deadline passed before the answer was there. Allow more time, or send less.") from None
+            return await asyncio.wait_for(results, max(0.0, min(row.deadline for row in rows) - time.monotonic()))
+        except TimeoutError:  # cancels the futures, so rows that still wait are dropped from the queue
+            raise DeadlineExceeded(
+                "The deadline passed before the request was answered. Allow more time, or send fewer or shorter texts."
+            ) from None
 
-    def _work(self) -> None:
-        before = (0, 0.0)  # rows and seconds of the last batch
-        while batch := self._next(before):
-            began, sharing = time.monotonic(), self._busy
-            threads.set_num_threads(self.cores // sharing)
-            results = _read_apart(batch)
-            seconds = time.monotonic() - began
+    def _process_queue(self) -> None:
+        """Run batches until the batcher is closed and the queue is empty."""
+        last_rows, last_seconds = 0, 0.0
+        while batch := self._next_batch(last_rows, last_seconds):
+            started, active_batches = time.monotonic(), self._active_batches
+            threads.set_num_threads(self.num_cores // active_batches)
+            results = _run_isolated(batch)
+            seconds = time.monotonic() - started
             lengths = [row.length for row in batch]
-            done = Done(len(batch), sum(lengths), max(lengths) * len(batch), seconds)
-            with self._ready:
-                self._busy -= 1
-                if done.padded >= FULL * self.budget:
-                    speed = sharing * done.tokens / max(seconds, 1e-6)
-                    self.speed = speed if not self.speed else (1 - FORGET) * self.speed + FORGET * speed
-            before = len(batch), seconds
-            self.watch(done)
-            self._loop.call_soon_threadsafe(_deliver, batch, results)
+            statistics = BatchStatistics(len(batch), sum(lengths), max(lengths) * len(batch), seconds)
+            with self._condition:
+                self._active_batches -= 1
+                if statistics.padded_tokens >= MIN_FILL_FOR_THROUGHPUT * self.max_batch_tokens:
+                    self._update_throughput(active_batches * statistics.tokens / max(seconds, 1e-6))
+            last_rows, last_seconds = len(batch), seconds
+            self.on_batch(statistics)
+            self._loop.call_soon_threadsafe(_set_results, batch, results)
 
-    def _next(self, before: tuple[int, float]) -> list[QueuedRow]:
-        """Wait for rows, and take a batch of them; empty: it is over."""
-        with self._ready:
+    def _update_throughput(self, measured: float) -> None:
+        if self.throughput:
+            measured = (1 - THROUGHPUT_SMOOTHING) * self.throughput + THROUGHPUT_SMOOTHING * measured
+        self.throughput = measured
+
+    def _next_batch(self, last_rows: int, last_seconds: float) -> list[QueuedRow]:
+        """Wait for rows and take a batch of them from the queue. An empty list means that the batcher is closed.
+
+        `last_rows` and `last_seconds` are the size and the duration of this thread's previous batch.
+        """
+        with self._condition:
             while True:
-                while not self._rows and not self._closing:
-                    self._ready.wait()
-                self._linger(*before)
+                while not self._queue and not self._closing:
+                    self._condition.wait()
+                self._wait_for_more_rows(last_rows, last_seconds)
                 now = time.monotonic()
-                kept = [row for row in self._rows if row.future and not row.future.cancelled() and row.deadline > now]
-                self._tokens = sum(row.length for row in kept)
-                self._rows = kept
-                if kept:
-                    batch = choose(kept, self.budget)
-                    taken = set(map(id, batch))
-                    self._rows = [row for row in kept if id(row) not in taken]
-                    self._tokens -= sum(row.length for row in batch)
-                    self._busy += 1
-                    if self._rows:
-                        self._ready.notify()
+                alive = [row for row in self._queue if row.future and not row.future.cancelled() and row.deadline > now]
+                self._queued_tokens = sum(row.length for row in alive)
+                self._queue = alive
+                if alive:
+                    batch = select_batch(alive, self.max_batch_tokens)
+                    batch_ids = set(map(id, batch))
+                    self._queue = [row for row in alive if id(row) not in batch_ids]
+                    self._queued_tokens -= sum(row.length for row in batch)
+                    self._active_batches += 1
+                    if self._queue:
+                        self._condition.notify()
                     return batch
                 if self._closing:
                     return []
 
-    def _linger(self, rows: int, seconds: float) -> None:
-        """Those just answered tend to ask again at once: wait a moment for as many, not to read the first alone."""
-        until = time.monotonic() + min(self.settings.linger, 0.2 * seconds)
-        while len(self._rows) < rows and self._tokens < self.budget and not self._closing:
-            left = until - time.monotonic()
-            if left <= 0 or not self._ready.wait(left):
+    def _wait_for_more_rows(self, last_rows: int, last_seconds: float) -> None:
+        """Wait briefly for as many rows as the last batch had: clients tend to send again as soon as they are answered.
+
+        Without the wait, the first of these requests would be processed alone.
+        """
+        until = time.monotonic() + min(self.settings.max_batch_delay, 0.2 * last_seconds)
+        while len(self._queue) < last_rows and self._queued_tokens < self.max_batch_tokens and not self._closing:
+            remaining = until - time.monotonic()
+            if remaining <= 0 or not self._condition.wait(remaining):
                 return
 
 
-def _read_apart(batch: list[QueuedRow]) -> list[dict[str, np.ndarray] | Exception]:
-    """Read a batch; if that fails, each row alone, so that one bad row spoils no other's answer."""
+def _run_isolated(batch: list[QueuedRow]) -> list[dict[str, np.ndarray] | Exception]:
+    """Run a batch. If it fails, run each row alone, so that an invalid row fails only its own request."""
     try:
-        return list(read(batch))
+        return list(run_batch(batch))
     except Exception as error:
         if len(batch) == 1:
             return [error]
-        return [result for row in batch for result in _read_apart([row])]
+        return [result for row in batch for result in _run_isolated([row])]
 
 
-def _deliver(batch: list[QueuedRow], results: list[dict[str, np.ndarray] | Exception]) -> None:
-    """In the event loop: hand out what was found."""
+def _set_results(batch: list[QueuedRow], results: list[dict[str, np.ndarray] | Exception]) -> None:
+    """Resolve the futures of the rows. Runs in the event loop."""
     for row, result in zip(batch, results, strict=True):
         if row.future is None or row.future.done():
             continue

@@ -1,62 +1,62 @@
-"""Something to try for each kind of task."""
+"""Example inputs for the demo page, by kind of task."""
 
 from bertvision.tasks import Task
 
-TOWER = (
+LIGHTHOUSE = (
     "The third lighthouse on the Eddystone rocks was designed by John Smeaton, who gave it the shape of an oak and "
     "joined its blocks of granite with dovetails. It was first lit in October 1759, with 24 candles. By 1877 the sea "
     "had worn away the rock beneath it, and a new tower was begun beside it. The upper part was taken down and rebuilt "
     "on the shore in Plymouth, where visitors can climb it today."
 )
-CELLS = (
+BLOOD_CELLS = (
     "Red blood cells carry oxygen from the lungs to the rest of the body. They are made in the marrow of the bones, "
     "live for about 120 days, and are then broken down in the spleen and the liver. Unlike most other cells they have "
     "no nucleus, which leaves more room for haemoglobin, the protein that binds oxygen and gives blood its colour."
 )
-Shown = list[tuple[str, tuple[str, ...]]]
+Examples = list[tuple[str, tuple[str, ...]]]
 
-QUESTIONS: Shown = [
-    ("Who designed it?", ("Who designed the lighthouse?", TOWER)),
-    ("When was it lit?", ("When was the lighthouse first lit?", TOWER)),
-    ("Not in the text", ("How tall is the lighthouse?", TOWER)),
-    ("How long do they live?", ("How long do red blood cells live?", CELLS)),
+QUESTIONS: Examples = [
+    ("Who designed it?", ("Who designed the lighthouse?", LIGHTHOUSE)),
+    ("When was it lit?", ("When was the lighthouse first lit?", LIGHTHOUSE)),
+    ("Not in the text", ("How tall is the lighthouse?", LIGHTHOUSE)),
+    ("How long do they live?", ("How long do red blood cells live?", BLOOD_CELLS)),
 ]
-PASSAGES: Shown = [
-    ("Yes", ("can visitors climb the tower today", TOWER)),
-    ("No", ("do red blood cells have a nucleus", CELLS)),
+PASSAGES: Examples = [
+    ("Yes", ("can visitors climb the tower today", LIGHTHOUSE)),
+    ("No", ("do red blood cells have a nucleus", BLOOD_CELLS)),
 ]
-PAIRS: Shown = [
-    ("The same", ("A man is playing a guitar on the stage.", "Somebody plays an instrument in front of people.")),
-    ("Nearly", ("The company sold 3,000 cars in May.", "In May the company sold fewer than 4,000 cars.")),
-    ("Something else", ("A dog runs along the beach.", "The parliament will vote on Thursday.")),
+PAIRS: Examples = [
+    ("Same meaning", ("A man is playing a guitar on the stage.", "Somebody plays an instrument in front of people.")),
+    ("Similar", ("The company sold 3,000 cars in May.", "In May the company sold fewer than 4,000 cars.")),
+    ("Different", ("A dog runs along the beach.", "The parliament will vote on Thursday.")),
 ]
-ASKED: Shown = [
-    ("The same", ("How do I learn to cook?", "What is the best way to learn cooking?")),
-    ("Something else", ("How do I learn to cook?", "How long does rice take to cook?")),
+QUESTION_PAIRS: Examples = [
+    ("Same meaning", ("How do I learn to cook?", "What is the best way to learn cooking?")),
+    ("Different", ("How do I learn to cook?", "How long does rice take to cook?")),
 ]
-REVIEWS: Shown = [
-    ("Warm", ("a warm , funny and quietly moving film",)),
-    ("Cold", ("two hours of nothing , and then a sequel is promised",)),
-    ("MixedBatches", ("the actors do what they can with a script that does not know what it wants",)),
+REVIEW_SENTENCES: Examples = [
+    ("Positive", ("a warm , funny and quietly moving film",)),
+    ("Negative", ("two hours of nothing , and then a sequel is promised",)),
+    ("Mixed", ("the actors do what they can with a script that does not know what it wants",)),
 ]
-ACCEPTABLE: Shown = [
-    ("Fine", ("The book that she gave me was on the table.",)),
-    ("Odd", ("The book what gave she me was the table on.",)),
+ACCEPTABILITY: Examples = [
+    ("Acceptable", ("The book that she gave me was on the table.",)),
+    ("Unacceptable", ("The book what gave she me was the table on.",)),
 ]
-OTHER: Shown = [("A sentence", ("The delivery came two weeks late, and nobody answered the telephone.",))]
+OTHER: Examples = [("A sentence", ("The delivery came two weeks late, and nobody answered the telephone.",))]
 BY_TASK = {
     "squad2": QUESTIONS,
     "squad2-answerable": QUESTIONS,
     "boolq": PASSAGES,
-    "qqp": ASKED,
-    "sst2": REVIEWS,
-    "rotten-tomatoes": REVIEWS,
-    "cola": ACCEPTABLE,
+    "qqp": QUESTION_PAIRS,
+    "sst2": REVIEW_SENTENCES,
+    "rotten-tomatoes": REVIEW_SENTENCES,
+    "cola": ACCEPTABILITY,
 }
 
 
-def examples_for(task: Task) -> Shown:
-    """Return titles and texts that fit what a task reads."""
+def examples_for(task: Task) -> Examples:
+    """Return examples (title, texts) with the inputs of the task."""
     if task.name in BY_TASK:
         return BY_TASK[task.name]
     if "context" in task.inputs:

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol (KServe v2) beside our own routes: health, metadata, infer."""
+"""Routes of the Open Inference Protocol (KServe v2): health, metadata and inference."""
 
 from typing import Annotated, Any, Literal
 
@@ -6,26 +6,26 @@ from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from bertvision.errors import BertVisionError
-from bertvision.serving.responses import PROBLEMS, as_json, problem, shutting_down
+from bertvision.serving.responses import ERROR_RESPONSES, error_response, json_response, shutting_down_response
 from bertvision.serving.service import InferenceService
-from bertvision.serving.settings import MOST_TEXTS
+from bertvision.serving.settings import MAX_ITEMS_PER_REQUEST
 from bertvision.trained_model import TrainedModel
 
 Size = Annotated[int, Field(ge=0, le=2**31)]
 
 
 class Tensor(BaseModel):
-    """One column of texts."""
+    """An input tensor: one text per item."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
     name: Annotated[str, Field(max_length=200)]
     shape: Annotated[list[Size], Field(min_length=1, max_length=2)]
     datatype: Literal["BYTES"]
-    data: Annotated[list[str], Field(min_length=1, max_length=MOST_TEXTS)]
+    data: Annotated[list[str], Field(min_length=1, max_length=MAX_ITEMS_PER_REQUEST)]
 
 
 class Infer(BaseModel):
-    """A request: a tensor per text of an item, named as the model's inputs."""
+    """An inference request, with one tensor for each input of the model."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
     id: Annotated[str, Field(max_length=200)] = ""
@@ -33,7 +33,7 @@ class Infer(BaseModel):
 
 
 class Output(BaseModel):
-    """One column of the answers."""
+    """An output tensor: one value per item."""
 
     name: str
     shape: list[int]
@@ -42,7 +42,7 @@ class Output(BaseModel):
 
 
 class Inferred(BaseModel):
-    """The answers, column by column."""
+    """An inference response."""
 
     model_name: str
     id: str
@@ -50,14 +50,14 @@ class Inferred(BaseModel):
 
 
 class Live(BaseModel):
-    """Alive or ready."""
+    """Health of the server or of a model."""
 
     live: bool | None = None
     ready: bool | None = None
 
 
 class Metadata(BaseModel):
-    """What a model reads and answers."""
+    """Inputs and outputs of a model."""
 
     name: str
     versions: list[str]
@@ -66,88 +66,96 @@ class Metadata(BaseModel):
     outputs: list[dict[str, Any]]
 
 
-TYPES = {str: "BYTES", float: "FP64", int: "INT64"}
+DATATYPES = {str: "BYTES", float: "FP64", int: "INT64"}
+MAIN_OUTPUTS = {"span": ("answer", "BYTES"), "class": ("label", "BYTES"), "score": ("score", "FP64")}
 
 
-def items_of(infer: Infer, predictor: TrainedModel) -> list[Any]:
-    """Turn columns into items."""
-    columns = {tensor.name: tensor.data for tensor in infer.inputs}
-    wanted = predictor.task.inputs
-    missing = [name for name in wanted if name not in columns]
+def items_from_tensors(request: Infer, model: TrainedModel) -> list[Any]:
+    """Convert the input tensors of a request to items."""
+    columns = {tensor.name: tensor.data for tensor in request.inputs}
+    inputs = model.task.inputs
+    missing = [name for name in inputs if name not in columns]
     if missing:
-        raise BertVisionError(f"The request lacks the input {missing[0]!r}; the model reads {', '.join(wanted)}.")
-    lengths = {len(columns[name]) for name in wanted}
+        raise BertVisionError(f"The request lacks the input {missing[0]!r}; the model takes {', '.join(inputs)}.")
+    lengths = {len(columns[name]) for name in inputs}
     if len(lengths) > 1:
-        raise BertVisionError("The inputs have different lengths; each item needs one text of each.")
-    return list(zip(*(columns[name] for name in wanted), strict=True))
+        raise BertVisionError("The inputs have different lengths; every item needs one text for each input.")
+    return list(zip(*(columns[name] for name in inputs), strict=True))
 
 
-def columns_of(answers: list[dict[str, Any]]) -> list[Output]:
-    """Turn answers into columns of plain values; probabilities get one column per class."""
-    flat = []
+def tensors_from_answers(answers: list[dict[str, Any]]) -> list[Output]:
+    """Convert answers to output tensors. Probabilities get one tensor per class; nested values are left out."""
+    rows = []
     for answer in answers:
-        plain = {key: value for key, value in answer.items() if isinstance(value, str | int | float)}
-        flat.append(plain | {f"probability_{key}": value for key, value in answer.get("probabilities", {}).items()})
-    names = list(flat[0])
+        scalars = {key: value for key, value in answer.items() if isinstance(value, str | int | float)}
+        rows.append(scalars | {f"probability_{key}": value for key, value in answer.get("probabilities", {}).items()})
     return [
-        Output(name=name, shape=[len(flat)], datatype=TYPES[type(flat[0][name])], data=[row.get(name) for row in flat])
-        for name in names
+        Output(name=name, shape=[len(rows)], datatype=DATATYPES[type(first)], data=[row.get(name) for row in rows])
+        for name, first in rows[0].items()
     ]
 
 
-def add_routes(app: FastAPI, served: InferenceService, running: Any) -> None:
-    """Add the protocol's routes to `app`."""
-    missing: dict[int | str, dict[str, Any]] = {
-        404: PROBLEMS[422] | {"description": "No such model."},
-        401: PROBLEMS[401],
-        422: PROBLEMS[422],
-    }
+def add_routes(app: FastAPI, service: InferenceService, state: Any) -> None:
+    """Add the routes of the protocol to `app`."""
+    _add_health_routes(app, state)
+    _add_model_routes(app, service, state)
 
-    def find(name: str) -> TrainedModel | None:
-        return served.models.get(name)
 
-    def unknown() -> Response:
-        return problem(404, f"No such model. Known: {', '.join(served.models)}.")
-
+def _add_health_routes(app: FastAPI, state: Any) -> None:
+    @app.head("/v2/health/live", include_in_schema=False)
     @app.get("/v2/health/live", response_model_exclude_none=True, tags=["KServe v2"])
     async def live() -> Live:
-        """Tell that the process answers."""
+        """Return 200 while the process responds."""
         return Live(live=True)
 
+    @app.head("/v2/health/ready", include_in_schema=False)
     @app.get("/v2/health/ready", responses={503: {"model": Live}}, tags=["KServe v2"])
     async def ready() -> Response:
-        """Tell whether requests are taken."""
-        return as_json({"ready": running.taking}, 200 if running.taking else 503)
+        """Return 200 while the server accepts requests, else 503."""
+        return json_response({"ready": state.accepting}, 200 if state.accepting else 503)
 
-    @app.get("/v2/models/{name}", response_model=Metadata, responses=missing, tags=["KServe v2"])
+
+def _add_model_routes(app: FastAPI, service: InferenceService, state: Any) -> None:
+    errors: dict[int | str, dict[str, Any]] = {
+        404: ERROR_RESPONSES[422] | {"description": "Unknown model."},
+        401: ERROR_RESPONSES[401],
+        422: ERROR_RESPONSES[422],
+    }
+
+    def unknown_model() -> Response:
+        return error_response(404, f"Unknown model. Available models: {', '.join(service.models)}.")
+
+    @app.get("/v2/models/{name}", response_model=Metadata, responses=errors, tags=["KServe v2"])
     async def metadata(name: str) -> Any:
-        """Tell what a model reads."""
-        predictor = find(name)
-        if predictor is None:
-            return unknown()
-        inputs = [{"name": each, "datatype": "BYTES", "shape": [-1]} for each in predictor.task.inputs]
-        kind = next(each["answers"] for each in served.description["models"] if each["name"] == name)
-        main = {"span": ("answer", "BYTES"), "class": ("label", "BYTES"), "score": ("score", "FP64")}[kind]
-        outputs = [{"name": main[0], "datatype": main[1], "shape": [-1]}]
+        """Return the inputs and outputs of a model."""
+        model = service.models.get(name)
+        if model is None:
+            return unknown_model()
+        inputs = [{"name": text, "datatype": "BYTES", "shape": [-1]} for text in model.task.inputs]
+        answer_type = next(entry["answers"] for entry in service.description["models"] if entry["name"] == name)
+        output, datatype = MAIN_OUTPUTS[answer_type]
+        outputs = [{"name": output, "datatype": datatype, "shape": [-1]}]
         return Metadata(name=name, versions=["1"], platform="bertvision", inputs=inputs, outputs=outputs)
 
-    @app.get("/v2/models/{name}/ready", response_model=Live, responses=missing, tags=["KServe v2"])
+    @app.get("/v2/models/{name}/ready", response_model=Live, responses=errors, tags=["KServe v2"])
     async def model_ready(name: str) -> Any:
-        """Tell whether a model takes requests."""
-        return Live(ready=running.taking) if find(name) else unknown()
+        """Return whether a model accepts requests."""
+        return Live(ready=state.accepting) if name in service.models else unknown_model()
 
     @app.post(
-        "/v2/models/{name}/infer", responses={200: {"model": Inferred}, **PROBLEMS, **missing}, tags=["KServe v2"]
+        "/v2/models/{name}/infer",
+        responses={200: {"model": Inferred}, **ERROR_RESPONSES, **errors},
+        tags=["KServe v2"],
     )
     async def infer(name: str, infer: Infer, request: Request) -> Response:
-        """Answer columns of texts with columns of answers."""
-        predictor = find(name)
-        if predictor is None:
-            return unknown()
-        if running.draining:
-            return shutting_down()
-        items = items_of(infer, predictor)
-        found = await served.answer({name: predictor}, items, nbest=1, bert=False, timeout=None)
-        request.state.note.update(items=len(items), models=1, tokens=found["tokens"])
-        outputs = [each.model_dump() for each in columns_of(found["answers"][name])]
-        return as_json({"model_name": name, "id": infer.id, "outputs": outputs})
+        """Answer items given as tensors; the answers are tensors as well."""
+        model = service.models.get(name)
+        if model is None:
+            return unknown_model()
+        if state.draining:
+            return shutting_down_response()
+        items = items_from_tensors(infer, model)
+        result = await service.predict({name: model}, items, nbest=1, bert=False, timeout=None)
+        request.state.log_fields.update(items=len(items), models=1, tokens=result["tokens"])
+        outputs = [tensor.model_dump() for tensor in tensors_from_answers(result["answers"][name])]
+        return json_response({"model_name": name, "id": infer.id, "outputs": outputs})

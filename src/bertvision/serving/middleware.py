@@ -1,4 +1,4 @@
-"""What every request passes: a key, a size, a clock and a log line. Plain ASGI, outside of the application."""
+"""ASGI middleware around the application: authentication, size limits, timeouts, metrics and the request log."""
 
 import asyncio
 import base64
@@ -14,7 +14,7 @@ from typing import Any
 
 from starlette.exceptions import HTTPException
 
-from bertvision.serving.logs import Log
+from bertvision.serving.logs import JsonLogger
 from bertvision.serving.metrics import ServerMetrics
 from bertvision.serving.settings import ServerSettings
 
@@ -24,135 +24,171 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-OPEN = {"/livez", "/readyz", "/v2/health/live", "/v2/health/ready"}
-"""Routes that ask for no key."""
+HEALTH_PATHS = {"/livez", "/readyz", "/v2/health/live", "/v2/health/ready"}
+"""Routes that require no API key."""
+DISCARD_SECONDS = 5.0
+"""Time limit for reading the rest of a body after a request was refused."""
+DISCARD_BYTES = 64 * 1024 * 1024
+"""Size limit for the same."""
+METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
+SECURITY_HEADERS = [
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"x-frame-options", b"DENY"),
+]
+# With "Basic", browsers ask for a user name and a password. The password is the key; the name does not matter.
+AUTHENTICATE = (b"www-authenticate", b'Basic realm="bertvision: the API key is the password"')
 
 
-def given_key(headers: dict[bytes, bytes]) -> bytes:
-    """Return the key of a request: a bearer token, X-API-Key, or the password a browser asked for."""
+def get_api_key(headers: dict[bytes, bytes]) -> bytes:
+    """Return the API key of a request: X-API-Key, a bearer token, or the password of HTTP Basic authentication."""
     if b"x-api-key" in headers:
         return headers[b"x-api-key"]
-    kind, _, value = headers.get(b"authorization", b"").partition(b" ")
-    if kind.lower() == b"basic":
+    scheme, _, value = headers.get(b"authorization", b"").partition(b" ")
+    if scheme.lower() == b"basic":
         try:
             return base64.b64decode(value, validate=True).partition(b":")[2]
         except (binascii.Error, ValueError):
             return b""
-    return value.strip() if kind.lower() == b"bearer" else b""
+    return value.strip() if scheme.lower() == b"bearer" else b""
+
+
+class HttpExchange:
+    """One request and its response: wraps ASGI's `receive` and `send` with limits, and records what was transferred."""
+
+    def __init__(self, receive: Receive, send: Send, settings: ServerSettings):
+        self.settings = settings
+        self.request_id = uuid.uuid4().hex[:16]
+        self.started_at = time.monotonic()
+        self.status = 0
+        self.bytes_received = 0
+        self.body_complete = False
+        self.response_started = False
+        self._receive = receive
+        self._send = send
+
+    @property
+    def body_limit_message(self) -> str:
+        """Error message for a body that is too large."""
+        return f"The body may have at most {self.settings.max_body_bytes:,} bytes."
+
+    async def receive(self) -> Message:
+        """Receive a message. Limits are raised as HTTPException, which the application turns into a response."""
+        deadline = self.started_at + self.settings.request_timeout
+        timeout = None if self.body_complete else max(0.0, deadline - time.monotonic())
+        try:
+            message = await asyncio.wait_for(self._receive(), timeout)
+        except TimeoutError:
+            raise HTTPException(408, "The body did not arrive in time.") from None
+        self.bytes_received += len(message.get("body", b""))
+        self.body_complete = not message.get("more_body", False)
+        if self.bytes_received > self.settings.max_body_bytes:
+            raise HTTPException(413, self.body_limit_message)
+        return message
+
+    async def discard_body(self) -> None:
+        """Read and drop the rest of the body. A client that is still sending may miss the response otherwise."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DISCARD_SECONDS):
+                while not self.body_complete and self.bytes_received < DISCARD_BYTES:
+                    with suppress(HTTPException):
+                        await self.receive()
+
+    async def send(self, message: Message) -> None:
+        """Send a message, with the request id and security headers added to the response."""
+        if message["type"] == "http.response.start":
+            await self.discard_body()
+            self.status, self.response_started = message["status"], True
+            request_id = (b"x-request-id", self.request_id.encode())
+            message["headers"] = [*message.get("headers", []), request_id, *SECURITY_HEADERS]
+        await self._send(message)
+
+    async def refuse(self, status: int, error: str, *headers: tuple[bytes, bytes]) -> None:
+        """Send an error as the whole response."""
+        body = json.dumps({"error": error}).encode()
+        content = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        await self.send({"type": "http.response.start", "status": status, "headers": [*content, *headers]})
+        await self.send({"type": "http.response.body", "body": body})
 
 
 class RequestMiddleware:
-    """Refuses what has no key or is too large; times, counts and logs the rest; lets no failure through unanswered."""
+    """Checks the API key, the size and the number of requests; measures and logs them; answers 500 on exceptions."""
 
     def __init__(
-        self, app: App, settings: ServerSettings, log: Log, metrics: ServerMetrics, retry_after: Callable[[], int]
+        self,
+        app: App,
+        settings: ServerSettings,
+        log: JsonLogger,
+        metrics: ServerMetrics,
+        retry_after: Callable[[], int],
     ):
+        """Wrap `app`; `retry_after` returns the number of seconds to announce when there are too many requests."""
         self.app = app
         self.settings = settings
         self.log = log
         self.metrics = metrics
         self.retry_after = retry_after
-        self._asking = 0
-        self._digest = hashlib.sha256(settings.key.encode()).digest()
+        self._active_posts = 0
+        self._key_hash = hashlib.sha256(settings.api_key.encode()).digest()
 
-    def allows(self, headers: dict[bytes, bytes]) -> bool:
-        """Compare hashes in constant time, so that neither content nor length of the key leaks."""
-        given = hashlib.sha256(given_key(headers)).digest()
-        return not self.settings.key or hmac.compare_digest(given, self._digest)
+    def is_authorized(self, headers: dict[bytes, bytes]) -> bool:
+        """Compare hashes of the keys in constant time, so that neither content nor length of the key leaks."""
+        key_hash = hashlib.sha256(get_api_key(headers)).digest()
+        return not self.settings.api_key or hmac.compare_digest(key_hash, self._key_hash)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        began = time.monotonic()
-        state = {"status": 0, "started": False, "read": 0, "whole": False}
-        id = uuid.uuid4().hex[:16]
-        note: dict[str, Any] = {}
-        scope.setdefault("state", {})["note"] = note
-        headers = dict(scope["headers"])
-        limit = f"The body may have {self.settings.body:,} bytes at most."
-
-        async def taking() -> Message:
-            # Raised where the application reads its body, as the exceptions it knows.
-            left = None if state["whole"] else max(0.0, began + self.settings.timeout - time.monotonic())
-            try:
-                message = await asyncio.wait_for(receive(), left)
-            except TimeoutError:
-                raise HTTPException(408, "The body did not arrive in time.") from None
-            state["read"] += len(message.get("body", b""))
-            state["whole"] = not message.get("more_body", False)
-            if state["read"] > self.settings.body:
-                raise HTTPException(413, limit)
-            return message
-
-        async def finish_reading() -> None:
-            """Let the client finish: one that is still sending when we hang up never sees the answer."""
-            with suppress(TimeoutError):
-                async with asyncio.timeout(PATIENCE):
-                    while not state["whole"] and state["read"] < DISCARD:
-                        with suppress(HTTPException):
-                            await taking()
-
-        async def sending(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                await finish_reading()
-                state["status"], state["started"] = message["status"], True
-                message["headers"] = [*message.get("headers", []), (b"x-request-id", id.encode()), *SAFE]
-            await send(message)
-
-        async def refuse(status: int, sentence: str, *more: tuple[bytes, bytes]) -> None:
-            body = json.dumps({"error": sentence}).encode()
-            sizes = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-            await sending({"type": "http.response.start", "status": status, "headers": [*sizes, *more]})
-            await sending({"type": "http.response.body", "body": body})
-
-        asks = scope["method"] == "POST"
-        self._asking += asks
-        self.metrics.under_way.inc()
+        exchange = HttpExchange(receive, send, self.settings)
+        log_fields: dict[str, Any] = {}
+        scope.setdefault("state", {})["log_fields"] = log_fields
+        is_post = scope["method"] == "POST"
+        self._active_posts += is_post
+        self.metrics.requests_in_progress.inc()
         try:
-            size = headers.get(b"content-length", b"0")
-            if scope["path"] not in OPEN and not self.allows(headers):
-                # "Basic" makes a browser ask for the key: it is the password, under any name.
-                ask = (b"www-authenticate", b'Basic realm="bertvision: the API key is the password"')
-                await refuse(
-                    401, "Send the API key of this server as Authorization: Bearer KEY or X-API-Key: KEY.", ask
-                )
-            elif size.isdigit() and int(size) > self.settings.body:
-                await refuse(413, limit, (b"connection", b"close"))
-            elif asks and self._asking > self.settings.requests:
-                again = self.retry_after()
-                sentence = f"The server has more to do than it can do in time. Try again in {again} s."
-                await refuse(429, sentence, (b"retry-after", str(again).encode()))
-            else:
-                await self.app(scope, taking, sending)
+            await self._handle(scope, exchange)
         except Exception as error:
-            self.log.failure(error, request=id)
-            if not state["started"]:
-                await refuse(500, "The server failed to answer; its log says where.")
+            self.log.exception(error, request=exchange.request_id)
+            if not exchange.response_started:
+                await exchange.refuse(500, "Internal server error. The server's log has the details.")
         finally:
-            self._asking -= asks
-            self.metrics.under_way.dec()
-            seconds = time.monotonic() - began
-            # The route's template, never the path: that is a text a user sent.
-            route = getattr(scope.get("route"), "path", None) or ("(health)" if scope["path"] in OPEN else "(none)")
-            method = scope["method"] if scope["method"] in METHODS else "(other)"
-            self.metrics.requests.labels(route, str(state["status"])).inc()
-            self.metrics.seconds.labels(route).observe(seconds)
-            self.log(
-                "request",
-                request=id,
-                method=method,
-                route=route,
-                status=state["status"],
-                seconds=round(seconds, 6),
-                bytes=state["read"],
-                **note,
-            )
+            self._active_posts -= is_post
+            self.metrics.requests_in_progress.dec()
+            self._record(scope, exchange, log_fields)
 
+    async def _handle(self, scope: Scope, exchange: HttpExchange) -> None:
+        """Refuse the request, or pass it to the application."""
+        headers = dict(scope["headers"])
+        length = headers.get(b"content-length", b"0")
+        if scope["path"] not in HEALTH_PATHS and not self.is_authorized(headers):
+            message = "Send the API key of this server as Authorization: Bearer KEY or X-API-Key: KEY."
+            await exchange.refuse(401, message, AUTHENTICATE)
+        elif length.isdigit() and int(length) > self.settings.max_body_bytes:
+            await exchange.refuse(413, exchange.body_limit_message, (b"connection", b"close"))
+        elif scope["method"] == "POST" and self._active_posts > self.settings.max_concurrent_requests:
+            seconds = self.retry_after()
+            message = f"The server is overloaded. Try again in {seconds} s."
+            await exchange.refuse(429, message, (b"retry-after", str(seconds).encode()))
+        else:
+            await self.app(scope, exchange.receive, exchange.send)
 
-PATIENCE = 5.0
-"""Seconds, and DISCARD bytes, that are read of a body nobody wants."""
-DISCARD = 64 * 1024 * 1024
-METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
-SAFE = [(b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer"), (b"x-frame-options", b"DENY")]
+    def _record(self, scope: Scope, exchange: HttpExchange, log_fields: dict[str, Any]) -> None:
+        """Update the metrics and write the log line of a finished request."""
+        seconds = time.monotonic() - exchange.started_at
+        # The template of the route instead of the path: a path is text that a client sent.
+        fallback = "(health)" if scope["path"] in HEALTH_PATHS else "(none)"
+        route = getattr(scope.get("route"), "path", None) or fallback
+        self.metrics.requests.labels(route, str(exchange.status)).inc()
+        self.metrics.request_seconds.labels(route).observe(seconds)
+        self.log(
+            "request",
+            request=exchange.request_id,
+            method=scope["method"] if scope["method"] in METHODS else "(other)",
+            route=route,
+            status=exchange.status,
+            seconds=round(seconds, 6),
+            bytes=exchange.bytes_received,
+            **log_fields,
+        )

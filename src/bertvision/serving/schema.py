@@ -1,10 +1,10 @@
-"""What is asked and answered, as the OpenAPI document has it."""
+"""Request and response models of the HTTP API, which also make up the OpenAPI document."""
 
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from bertvision.serving.settings import MOST_TEXTS
+from bertvision.serving.settings import MAX_ITEMS_PER_REQUEST
 
 Pair = Annotated[list[str], Field(min_length=2, max_length=2)]
 Named = Annotated[dict[str, str], Field(min_length=1, max_length=8)]
@@ -12,7 +12,7 @@ Item = str | Pair | Named
 
 
 class PredictRequest(BaseModel):
-    """One or many items, for one or many models."""
+    """One or more items to answer with one or more models."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -26,21 +26,23 @@ class PredictRequest(BaseModel):
         },
     )
 
-    items: Annotated[list[Item], Field(min_length=1, max_length=MOST_TEXTS)] = Field(
-        description="Texts, pairs of texts, or objects such as {question, context}; {text, text_pair} fit every model."
+    items: Annotated[list[Item], Field(min_length=1, max_length=MAX_ITEMS_PER_REQUEST)] = Field(
+        description="Texts, pairs of texts, or objects such as {question, context}. All models take {text, text_pair}."
     )
     models: Annotated[list[Annotated[str, Field(max_length=200)]], Field(max_length=64)] = Field(
-        default=[], description="Names from /v1/models; none: the only one, or all that can read the items."
+        default=[], description="Names from /v1/models. Default: the only model, or all that take these items."
     )
-    nbest: int = Field(default=3, ge=1, le=20, description="How many candidate answers to list.")
-    bert: bool = Field(default=False, description="Also return the answer of BERT's own head; it costs no second pass.")
+    nbest: int = Field(default=3, ge=1, le=20, description="Number of candidate answers to list.")
+    bert: bool = Field(
+        default=False, description="Also return the answer of the encoder's own fine-tuned head, without a second pass."
+    )
     timeout: float | None = Field(
-        default=None, gt=0, le=3600, allow_inf_nan=False, description="Seconds to answer in; at most the server's."
+        default=None, gt=0, le=3600, allow_inf_nan=False, description="Time limit in seconds; at most the server's."
     )
 
 
 class Candidate(BaseModel):
-    """A piece of the context, or "" for no answer."""
+    """A span of the context, or "" for no answer."""
 
     text: str
     start: int
@@ -50,41 +52,43 @@ class Candidate(BaseModel):
 
 
 class Answer(BaseModel):
-    """A class, a score, or a piece of the context: what a task does not have is left out."""
+    """A class, a score or a span of the context. Fields that do not apply to a task are left out."""
 
     label: str | None = None
     probability: float | None = None
     probabilities: dict[str, float] | None = None
     score: float | None = None
-    answer: str | None = Field(default=None, description='"" if there is none.')
-    start: int | None = Field(default=None, description="Characters of the context.")
+    answer: str | None = Field(default=None, description='"" if the context contains no answer.')
+    start: int | None = Field(default=None, description="Offset in the context, in characters.")
     end: int | None = None
-    null_probability: float | None = Field(default=None, description="That there is no answer; calibrated.")
+    null_probability: float | None = Field(
+        default=None, description="Calibrated probability that the context contains no answer."
+    )
     nbest: list[Candidate] | None = None
-    bert: dict[str, Any] | None = Field(default=None, description="BERT's own answer, in the same form.")
+    bert: dict[str, Any] | None = Field(default=None, description="Answer of the encoder's own head.")
 
 
 class Seconds(BaseModel):
-    """Where the time went."""
+    """Time spent on the request, in seconds."""
 
-    encode: float
-    read: float = Field(description="In the queue and in the model.")
+    encode: float = Field(description="Tokenization.")
+    read: float = Field(description="Queue and forward pass.")
     total: float
 
 
 class Answers(BaseModel):
-    """One answer per item, for each model."""
+    """One answer per item for each model."""
 
     answers: dict[str, list[Answer]]
     passes: int = Field(
-        description="Forward passes a text took: one per backbone, one more if pairs are also read apart."
+        description="Forward passes per text: one per encoder, plus one if the texts of pairs are also encoded alone."
     )
-    tokens: int
+    tokens: int = Field(description="Tokens of all rows.")
     seconds: Seconds
 
 
 class Reads(BaseModel):
-    """Which layers a head reads, 0 being the embeddings, and with what weights where it learned them."""
+    """The layers that a head uses (0: the embeddings), and their weights if the head learned such."""
 
     name: str
     of: int
@@ -94,14 +98,14 @@ class Reads(BaseModel):
 
 
 class Example(BaseModel):
-    """Something to try."""
+    """An example to try."""
 
     title: str
     texts: list[str]
 
 
 class Model(BaseModel):
-    """A run that answers."""
+    """A served model."""
 
     name: str
     task: str
@@ -109,10 +113,10 @@ class Model(BaseModel):
     kind: str
     head: str
     inputs: list[str]
-    answers: str = Field(description="class, score or span.")
+    answers: str = Field(description="Type of the answers: class, score or span.")
     classes: list[str]
     encoder: str
-    weights: str = Field(description="The hash of its backbone: models with the same one share a forward pass.")
+    weights: str = Field(description="Hash of the encoder's weights. Models with equal hashes share a forward pass.")
     passes: int
     runs_on: str
     max_tokens: int
@@ -133,21 +137,21 @@ class Encoder(BaseModel):
 
 
 class Models(BaseModel):
-    """What is served."""
+    """The served models."""
 
     models: list[Model]
     encoders: list[Encoder]
-    note: str = Field(description="How many forward passes a request to all models takes, in words.")
+    note: str = Field(description="How the models share forward passes.")
 
 
 class Problem(BaseModel):
-    """What is wrong, in a sentence."""
+    """An error."""
 
     error: str
-    where: list[str] | None = Field(default=None, description="The fields of the request it is about.")
+    where: list[str] | None = Field(default=None, description="Fields of the request that the error concerns.")
 
 
 class State(BaseModel):
-    """Alive, ready or not."""
+    """Health of the server."""
 
     status: str

@@ -1,4 +1,4 @@
-"""The process: a socket, signals, and an end that loses nobody's answer."""
+"""The server process: socket, signals and graceful shutdown."""
 
 import asyncio
 import signal
@@ -11,43 +11,47 @@ from types import FrameType
 import uvicorn
 
 from bertvision.errors import BertVisionError
-from bertvision.serving.app import Running, create_app
-from bertvision.serving.logs import Log, catch_library_logs
+from bertvision.serving.app import ServerState, create_app
+from bertvision.serving.logs import JsonLogger, redirect_library_logs
 from bertvision.serving.settings import ServerSettings
 from bertvision.trained_model import TrainedModel
 
-SWITCH = 0.0005
-"""Seconds a thread may keep Python to itself; with the usual 5 ms, event loop and forward pass wait for one another."""
+SWITCH_INTERVAL = 0.0005
+"""Seconds a thread may hold the GIL. With Python's default of 5 ms, event loop and batch threads delay each other."""
 
 
 class Server(uvicorn.Server):
-    """On SIGTERM: first not ready any more, then no new connections, then the answers under way, then the end."""
+    """A uvicorn server with a graceful shutdown.
 
-    def __init__(self, config: uvicorn.Config, running: Running, log: Log, drain: float):
+    After SIGTERM, /readyz fails at once. After `drain_seconds`, new connections are refused, requests in progress are
+    answered, and the process ends.
+    """
+
+    def __init__(self, config: uvicorn.Config, state: ServerState, log: JsonLogger, drain_seconds: float):
         super().__init__(config)
-        self.running = running
+        self.state = state
         self.log = log
-        self.drain = drain
+        self.drain_seconds = drain_seconds
         self._exit_at = float("inf")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin to drain; a second signal ends it at once."""
-        if self.running.draining:
+        """Start to drain. A second signal ends the process immediately."""
+        if self.state.draining:
             self.should_exit = self.force_exit = True
             return
-        self.running.draining = True
-        self._exit_at = time.monotonic() + self.drain
+        self.state.draining = True
+        self._exit_at = time.monotonic() + self.drain_seconds
         self.log("draining", signal=signal.Signals(sig).name)
 
     async def on_tick(self, counter: int) -> bool:
-        """Stop accepting when readiness has been down for long enough."""
+        """Stop accepting connections when the time to drain is over."""
         if time.monotonic() >= self._exit_at:
             self.should_exit = True
         return await super().on_tick(counter)
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Bind the port, or say why not."""
+    """Bind a socket to the address."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=2048)
@@ -61,28 +65,36 @@ def serve(
     settings: ServerSettings,
     host: str,
     port: int,
-    ready: Callable[[str, str], None] = lambda url, note: None,
+    on_listening: Callable[[str, str], None] = lambda url, note: None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT; `ready` is told the address once the port is bound."""
-    log = Log()
+    """Serve until SIGTERM or SIGINT.
+
+    Args:
+        trained_models: The models to serve.
+        settings: Limits and timeouts.
+        host: Address to listen on.
+        port: Port to listen on; 0 chooses a free one.
+        on_listening: Called with the URL of the server and a note about shared encoders once the port is bound.
+    """
+    log = JsonLogger()
     sock = listen(host, port)
     app = create_app(trained_models, settings, log)
-    catch_library_logs(log)
+    redirect_library_logs(log)
     config = uvicorn.Config(
-        app.guard,
+        app.middleware,
         log_config=None,
         access_log=False,
         server_header=False,
         lifespan="on",
         timeout_keep_alive=30,
-        timeout_graceful_shutdown=round(settings.timeout) + 5,
+        timeout_graceful_shutdown=round(settings.request_timeout) + 5,
     )
-    server = Server(config, app.running, log, settings.drain)
+    server = Server(config, app.state, log, settings.drain_seconds)
     url = f"http://{f'[{host}]' if ':' in host else host}:{sock.getsockname()[1]}/"
-    sys.setswitchinterval(SWITCH)
-    note = app.served.description["note"]
-    ready(url, note)
-    log("serving", url=url, models=list(app.served.models), note=note)
+    sys.setswitchinterval(SWITCH_INTERVAL)
+    note = app.service.description["note"]
+    on_listening(url, note)
+    log("serving", url=url, models=list(app.service.models), note=note)
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         runner.run(server.serve(sockets=[sock]))
     log("stopped")

@@ -1,193 +1,229 @@
-"""The runs that are served: by name, with what they share, and how a request goes through them."""
+"""The models of a server: their names, the encoders they share, and how a request is answered."""
 
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from bertvision.encoders import ENCODERS
-from bertvision.errors import BertVisionError, lookup
+from bertvision.errors import BertVisionError
 from bertvision.runs import slug
-from bertvision.serving.batching import Batcher, QueuedRow, TooLarge
+from bertvision.serving.batching import Batcher, QueuedRow, RequestTooLarge
 from bertvision.serving.examples import examples_for
 from bertvision.serving.settings import ServerSettings
 from bertvision.shared_encoders import AttachedHead
 from bertvision.trained_model import Item, TrainedModel
 from bertvision.types import Features
 
-INLINE = 600
-"""Characters up to which tokenizing takes less time than going to another thread."""
-CPU_THREADS = 2
-"""Threads that turn long texts into tokens and logits into answers, so that the event loop can go on refusing."""
+Result = TypeVar("Result")
+RowKey = tuple[int, int | None, bytes]
+"""Encoder, start of the second text, and tokens of a row: rows with equal keys are computed once."""
+
+MAX_INLINE_CHARACTERS = 600
+"""Shorter requests are tokenized in the event loop, where that takes less time than handing them to a thread."""
+NUM_CPU_THREADS = 2
+"""Threads that tokenize long texts and format answers, so that the event loop stays free to accept and refuse."""
 
 
-def name_all(models: Sequence[TrainedModel]) -> dict[str, TrainedModel]:
-    """Name each by its task; by task and head, and then by number, where that is not enough."""
-    tasks = Counter(each.task.name for each in models)
-    full = [slug(f"{each.task.name}-{each.run.name}") for each in models]
+def name_models(models: Sequence[TrainedModel]) -> dict[str, TrainedModel]:
+    """Name each model after its task; after task and head if several share the task; then with a number."""
+    task_counts = Counter(model.task.name for model in models)
     named: dict[str, TrainedModel] = {}
-    for each, long in zip(models, full, strict=True):
-        name, number = each.task.name if tasks[each.task.name] == 1 else long, 1
+    for model in models:
+        task_and_head = slug(f"{model.task.name}-{model.run.name}")
+        name, number = model.task.name if task_counts[model.task.name] == 1 else task_and_head, 1
         while name in named:
             number += 1
-            name = f"{long}-{number}"
-        named[name] = each
+            name = f"{task_and_head}-{number}"
+        named[name] = model
     return named
 
 
 class InferenceService:
-    """Predictors by name, and the batches they share."""
+    """Answers requests with the models of a server."""
 
     def __init__(self, models: Sequence[TrainedModel], batcher: Batcher, settings: ServerSettings):
-        self.models = name_all(models)
+        self.models = name_models(models)
         self.batcher = batcher
         self.settings = settings
-        self.cpu_pool = ThreadPoolExecutor(CPU_THREADS, "bertvision-clerk")
+        self.cpu_pool = ThreadPoolExecutor(NUM_CPU_THREADS, "bertvision-cpu")
 
-    def choose(self, names: Sequence[str], items: Sequence[Item]) -> dict[str, TrainedModel]:
-        """Return the models asked for; if none are named, the only one, or those that can read the items."""
+    def select_models(self, names: Sequence[str], items: Sequence[Item]) -> dict[str, TrainedModel]:
+        """Return the named models. Without names, return the only model, or all that take items of this form."""
+        available = ", ".join(self.models)
         if names:
-            return {name: lookup(self.models, name, "model") for name in dict.fromkeys(names)}
+            if any(name not in self.models for name in names):
+                raise BertVisionError(f"Unknown model. Available models: {available}.")
+            return {name: self.models[name] for name in dict.fromkeys(names)}
         if len(self.models) == 1:
             return dict(self.models)
-        sizes = {1 if isinstance(item, str) else len(item) for item in items}
-        fitting = {name: each for name, each in self.models.items() if {len(each.task.inputs)} == sizes}
+        text_counts = {1 if isinstance(item, str) else len(item) for item in items}
+        fitting = {name: model for name, model in self.models.items() if {len(model.task.inputs)} == text_counts}
         if not fitting:
-            raise BertVisionError(f"No model reads such items. Name one of: {', '.join(self.models)}.")
+            raise BertVisionError(f"No model takes items of this form. Name one of the models: {available}.")
         return fitting
 
-    def limit(self, items: Sequence[Item]) -> int:
-        """Refuse too much text; return how many characters there are."""
-        if len(items) > self.settings.items:
-            raise TooLarge(f"The request has {len(items):,} items; this server takes {self.settings.items:,} at most.")
+    def check_size(self, items: Sequence[Item]) -> int:
+        """Raise `RequestTooLarge` if there are too many items or characters. Return the number of characters."""
+        limit = self.settings.max_items
+        if len(items) > limit:
+            raise RequestTooLarge(f"The request has {len(items):,} items; this server accepts at most {limit:,}.")
+        limit = self.settings.max_text_characters
         total = 0
         for number, item in enumerate(items):
             texts = [item] if isinstance(item, str) else item.values() if isinstance(item, dict) else item
             lengths = [len(text) for text in texts]
-            if max(lengths, default=0) > self.settings.characters:
-                raise TooLarge(
-                    f"Item {number} has a text of {max(lengths):,} characters; this server takes "
-                    f"{self.settings.characters:,} at most."
+            longest = max(lengths, default=0)
+            if longest > limit:
+                raise RequestTooLarge(
+                    f"Item {number} has a text of {longest:,} characters; this server accepts at most {limit:,}."
                 )
             total += sum(lengths)
         return total
 
-    async def answer(
+    async def predict(
         self, models: dict[str, TrainedModel], items: Sequence[Item], *, nbest: int, bert: bool, timeout: float | None
     ) -> dict[str, Any]:
-        """Put items to models: tokenize once per kind of reading, read each row once per backbone, present."""
-        began = time.monotonic()
-        characters = self.limit(items)
-        seconds = min(timeout or self.settings.timeout, self.settings.timeout)
-        self.batcher.check(seconds)
-        loop = asyncio.get_running_loop()
-        if characters <= INLINE:
-            encoded = encode_all(models, items)
-        else:
-            encoded = await loop.run_in_executor(self.cpu_pool, encode_all, models, items)
-        ready = time.monotonic()
-        rows: dict[tuple[int, int | None, bytes], QueuedRow] = {}
-        places: dict[tuple[str, AttachedHead], list[QueuedRow]] = {}
-        for name, model in models.items():
-            features = encoded[name]
-            for part in model.asked(own=bert):
-                places[name, part] = _rows(part, features, model.pad_ids, began + seconds, rows)
-        unique = list(rows.values())
-        found = dict(zip(map(id, unique), await self.batcher.submit(unique), strict=True))
-        read = time.monotonic()
+        """Answer items with models.
 
-        def present() -> dict[str, list[dict[str, Any]]]:
+        Items are tokenized once per tokenizer and task type, and each row is computed once per encoder.
+
+        Args:
+            models: The models by name.
+            items: The items; every model must be able to take each of them.
+            nbest: Number of candidate answers to list.
+            bert: Also return the answer of the encoder's own fine-tuned head.
+            timeout: Seconds within which the request must be answered, at most those of the settings.
+
+        Returns:
+            The body of the response of /v1/predict.
+        """
+        started = time.monotonic()
+        num_characters = self.check_size(items)
+        seconds = min(timeout or self.settings.request_timeout, self.settings.request_timeout)
+        self.batcher.check_capacity(seconds)
+        inline = num_characters <= MAX_INLINE_CHARACTERS
+        encoded = await self._run(lambda: encode_items(models, items), inline=inline)
+        tokenized = time.monotonic()
+        unique_rows: dict[RowKey, QueuedRow] = {}
+        rows = {
+            (name, head): _collect_rows(head, encoded[name], model.pad_ids, started + seconds, unique_rows)
+            for name, model in models.items()
+            for head in model.asked(own=bert)
+        }
+        queued = list(unique_rows.values())
+        logits = dict(zip(map(id, queued), await self.batcher.submit(queued), strict=True))
+        computed = time.monotonic()
+
+        def format_answers() -> dict[str, list[dict[str, Any]]]:
             answers = {}
             for name, model in models.items():
-                features = encoded[name]
-                said = {
-                    part: model.gather([found[id(row)][part.head] for row in mine], features)
-                    for (owner, part), mine in places.items()
-                    if owner == name
+                predictions = {
+                    head: model.gather([logits[id(row)][head.head] for row in head_rows], encoded[name])
+                    for (model_name, head), head_rows in rows.items()
+                    if model_name == name
                 }
-                answers[name] = model.present(said, features, nbest=nbest, bert=bert)
+                answers[name] = model.present(predictions, encoded[name], nbest=nbest, bert=bert)
             return answers
 
-        answers = present() if characters <= INLINE else await loop.run_in_executor(self.cpu_pool, present)
-        total = time.monotonic() - began
+        answers = await self._run(format_answers, inline=inline)
+        total = time.monotonic() - started
         return {
             "answers": answers,
-            "passes": len(set().union(*(each.readings for each in models.values()))),
-            "tokens": sum(row.length for row in unique),
-            "seconds": {"encode": ready - began, "read": read - ready, "total": total},
+            "passes": len(set().union(*(model.readings for model in models.values()))),
+            "tokens": sum(row.length for row in queued),
+            "seconds": {"encode": tokenized - started, "read": computed - tokenized, "total": total},
         }
+
+    async def _run(self, function: Callable[[], Result], *, inline: bool) -> Result:
+        """Call a function in the event loop or in the thread pool."""
+        return function() if inline else await asyncio.get_running_loop().run_in_executor(self.cpu_pool, function)
 
     @cached_property
     def description(self) -> dict[str, Any]:
-        """What /v1/models tells."""
-        shared: dict[str, list[str]] = {}
-        for name, each in self.models.items():
-            for part in each.parts:
-                if name not in shared.setdefault(part.shared_encoder.weights, []):
-                    shared[part.shared_encoder.weights].append(name)
-        names = {m.record.encoder_hash: _encoder_name(m) for each in self.models.values() for m in each.members}
-        encoders = [{"name": names[key], "weights": key, "models": models} for key, models in shared.items()]
+        """The body of the response of /v1/models."""
+        models_by_weights: dict[str, list[str]] = {}
+        for name, model in self.models.items():
+            for head in model.parts:
+                if name not in models_by_weights.setdefault(head.shared_encoder.weights, []):
+                    models_by_weights[head.shared_encoder.weights].append(name)
+        encoder_names = {
+            member.record.encoder_hash: _encoder_name(member)
+            for model in self.models.values()
+            for member in model.members
+        }
+        encoders = [
+            {"name": encoder_names[weights], "weights": weights, "models": models}
+            for weights, models in models_by_weights.items()
+        ]
         if len(encoders) == 1:
-            note = f"One backbone: a text takes one forward pass, for all {len(self.models)} model(s)."
+            note = f"One encoder: a text takes one forward pass for all {len(self.models)} model(s)."
         else:
             note = (
-                f"{len(encoders)} backbones: a text takes a forward pass through each that its models read; "
-                f"{len(encoders)} for all {len(self.models)} models. Models on the same backbone share its pass."
+                f"{len(encoders)} encoders: a text takes one forward pass through each encoder that the requested "
+                f"models use, {len(encoders)} for all {len(self.models)} models. Models on the same encoder share it."
             )
-        described = [_describe(name, each) for name, each in self.models.items()]
+        described = [_describe(name, model) for name, model in self.models.items()]
         return {"models": described, "encoders": encoders, "note": note}
 
 
-def encode_all(models: dict[str, TrainedModel], items: Sequence[Item]) -> dict[str, Features]:
-    """Tokenize the items for every model; models that read them alike share the work."""
-    done: dict[tuple[Any, ...], Features] = {}
+def encode_items(models: dict[str, TrainedModel], items: Sequence[Item]) -> dict[str, Features]:
+    """Tokenize the items for every model. Models with equal tokenization share the result."""
+    cache: dict[tuple[Any, ...], Features] = {}
     encoded = {}
-    for name, each in models.items():
-        alike = each.members[0].record.encoder_hash, type(each.task), each.max_tokens, each.task.inputs
-        key = (*alike, getattr(each.task, "answerable", None), id(each.own.shared_encoder))
-        if key not in done:
-            done[key] = each.encode(items)
-        encoded[name] = done[key]
+    for name, model in models.items():
+        key = (
+            model.members[0].record.encoder_hash,
+            id(model.own.shared_encoder),
+            type(model.task),
+            model.max_tokens,
+            model.task.inputs,
+            getattr(model.task, "answerable", None),
+        )
+        if key not in cache:
+            cache[key] = model.encode(items)
+        encoded[name] = cache[key]
     return encoded
 
 
-def _rows(
-    part: AttachedHead,
+def _collect_rows(
+    head: AttachedHead,
     features: Features,
     pad_ids: dict[str, int],
     deadline: float,
-    rows: dict[tuple[int, int | None, bytes], QueuedRow],
+    unique_rows: dict[RowKey, QueuedRow],
 ) -> list[QueuedRow]:
-    """Return a row for each of the features; equal tokens on one trunk are one row, whoever asks."""
-    mine = []
+    """Return a row for each row of the features. Rows with equal tokens on the same encoder are one object.
+
+    New rows are added to `unique_rows`.
+    """
+    rows = []
     seconds = [None] * len(features) if features.seconds is None else features.seconds.tolist()
     bounds = zip(features.offsets[:-1].tolist(), features.offsets[1:].tolist(), seconds, strict=True)
     for first, last, second in bounds:
         tokens = {name: flat[first:last] for name, flat in features.tokens.items()}
-        key = (
-            id(part.shared_encoder),
-            second,
-            b"".join(np.ascontiguousarray(each).tobytes() for each in tokens.values()),
-        )
-        if key not in rows:
-            rows[key] = QueuedRow(part.shared_encoder, tokens, pad_ids, deadline, second=second)
-        rows[key].heads.add(part.head)
-        mine.append(rows[key])
-    return mine
+        content = b"".join(np.ascontiguousarray(values).tobytes() for values in tokens.values())
+        key = (id(head.shared_encoder), second, content)
+        if key not in unique_rows:
+            unique_rows[key] = QueuedRow(head.shared_encoder, tokens, pad_ids, deadline, second=second)
+        unique_rows[key].heads.add(head.head)
+        rows.append(unique_rows[key])
+    return rows
 
 
 def _encoder_name(run: Any) -> str:
-    known = ENCODERS.get(run.record.encoder)
-    return known.hub if known else run.record.encoder.rstrip("/").rsplit("/", 1)[-1]
+    entry = ENCODERS.get(run.record.encoder)
+    return entry.hub if entry else run.record.encoder.rstrip("/").rsplit("/", 1)[-1]
 
 
-def _describe(name: str, each: TrainedModel) -> dict[str, Any]:
-    task, run = each.task, each.run
+def _describe(name: str, model: TrainedModel) -> dict[str, Any]:
+    """Return a model's entry in /v1/models."""
+    task, run = model.task, model.run
     classes = list(getattr(task, "classes", ()))
     return {
         "name": name,
@@ -198,15 +234,15 @@ def _describe(name: str, each: TrainedModel) -> dict[str, Any]:
         "inputs": list(task.inputs),
         "answers": "span" if task.per_token else "class" if classes else "score",
         "classes": classes,
-        "encoder": _encoder_name(each.members[0]),
-        "weights": each.members[0].record.encoder_hash,
-        "passes": each.passes,
-        "runs_on": each.own.shared_encoder.runs_on,
-        "max_tokens": each.max_tokens,
+        "encoder": _encoder_name(model.members[0]),
+        "weights": model.members[0].record.encoder_hash,
+        "passes": model.passes,
+        "runs_on": model.own.shared_encoder.runs_on,
+        "max_tokens": model.max_tokens,
         "fraction": run.record.fraction,
         "parameters": run.metrics.parameters,
         "primary": run.metrics.primary_metric,
         "score": run.metrics.scores,
-        "reads": each.layers,
+        "reads": model.layers,
         "examples": [{"title": title, "texts": list(texts)} for title, texts in examples_for(task)],
     }

@@ -1,36 +1,36 @@
-"""What a server allows, and how long it waits."""
+"""Settings of the server: limits and timeouts."""
 
 from dataclasses import dataclass
 
-MOST_TEXTS = 512
-"""Items in one request that any server could take: the bound that the OpenAPI document names."""
+MAX_ITEMS_PER_REQUEST = 512
+"""Upper bound of `ServerSettings.max_items`. The OpenAPI document states this number."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSettings:
-    """Limits of a server; each is refused with a sentence that names it."""
+    """Limits and timeouts of a server. A request that exceeds a limit is refused with a message that names it."""
 
-    budget: int = 4096
-    """Tokens, with padding, that are read at a time: in one forward pass, or one of each reader."""
-    readers: int = 0
-    """Threads that read batches, on a share of the cores each; 0: one per core, four at most, and one on a GPU."""
-    room: int = 32_768
-    """Tokens that may wait; more are refused with 429."""
-    requests: int = 128
-    """Requests under way: text becomes tokens and logits become answers on one core, so that is bounded, too."""
-    items: int = 128
+    max_batch_tokens: int = 4096
+    """Tokens, including padding, that are processed at the same time. The batch threads share this number."""
+    num_batch_threads: int = 0
+    """Threads that run forward passes, each on its share of the cores. 0: one per core, at most four; one on a GPU."""
+    max_queue_tokens: int = 32_768
+    """Tokens that may wait in the queue. Further requests get status 429."""
+    max_concurrent_requests: int = 128
+    """Requests in progress. This also bounds tokenization and formatting, which happen outside the queue."""
+    max_items: int = 128
     """Items in one request."""
-    characters: int = 100_000
+    max_text_characters: int = 100_000
     """Characters in one text."""
-    body: int = 2 * 1024 * 1024
+    max_body_bytes: int = 2 * 1024 * 1024
     """Bytes in the body of a request."""
-    timeout: float = 30.0
-    """Seconds until a request must be answered; a request may ask for less."""
-    linger: float = 0.005
-    """Seconds a batch may wait for requests that are likely to come at once."""
-    drain: float = 0.0
-    """Seconds from SIGTERM, when readiness ends, until connections are no longer accepted."""
-    key: str = ""
-    """The API key; empty: none is asked for."""
-    origins: tuple[str, ...] = ()
-    """Web pages of these origins may ask, too (CORS)."""
+    request_timeout: float = 30.0
+    """Seconds within which a request must be answered. A request may ask for less."""
+    max_batch_delay: float = 0.005
+    """Seconds a batch may wait for further rows."""
+    drain_seconds: float = 0.0
+    """Seconds between SIGTERM, when /readyz starts to fail, and the moment new connections are refused."""
+    api_key: str = ""
+    """API key that clients must send. Empty: no key is required."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins that are allowed to send cross-origin requests (CORS)."""

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from bertvision.progress import bar
 from bertvision.states.batch_plan import BatchPlan
-from bertvision.states.buffers import Buffers
 from bertvision.states.layout import RowTable
 from bertvision.states.token_batches import mark
 from bertvision.types import Batch, StateView
@@ -45,14 +44,13 @@ class InMemoryStates:
 
     def read(self, batches: Iterable[np.ndarray]) -> Iterator[Batch]:
         """Yield the hidden states of these rows, batch by batch."""
-        buffers = Buffers()
         for rows in batches:
             chosen = [self.states[row] for row in rows]
             lengths = np.array([state.shape[1] for state in chosen])
             layers, _, width = chosen[0].shape
             seconds = self.known.seconds
             mask = torch.from_numpy(mark(lengths, None if seconds is None else seconds[rows]))
-            hidden = buffers.take(len(chosen), layers, mask.shape[1], width, dtype=chosen[0].dtype)
+            hidden = torch.empty(len(chosen), layers, mask.shape[1], width, dtype=chosen[0].dtype)
             for here, state in zip(hidden, chosen, strict=True):
                 here[:, : state.shape[1]] = state
                 here[:, state.shape[1] :] = 0

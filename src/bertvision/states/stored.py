@@ -2,21 +2,17 @@
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 import numpy as np
 import torch
 
 from bertvision.states.batch_plan import BatchPlan
-from bertvision.states.buffers import Buffers
 from bertvision.states.store import Store
 from bertvision.states.token_batches import mark
 from bertvision.threads import map_in_order, thread_pool
 from bertvision.types import Batch, StateView
-
-Load = Callable[[np.ndarray], Batch]
 
 AHEAD = 512 * 1024**2  # bytes of decoded batches that may wait
 MOST_AHEAD = 4
@@ -67,24 +63,24 @@ class StoredStates:
             return
         lengths = self.store.known.lengths
         tokens = max(len(rows) * (1 if self.view.first else int(lengths[rows].max())) for rows in todo)
-        room = tokens * self.view.channels * self.store.layout.width * self.dtype.itemsize
-        load, ahead = partial(self.load, Buffers(room)), max(1, min(MOST_AHEAD, AHEAD // room))
-        yield from self._beside(load, todo, ahead) if self.threads else self._between(load, todo, ahead)
+        largest = tokens * self.view.channels * self.store.layout.width * self.dtype.itemsize
+        ahead = max(1, min(MOST_AHEAD, AHEAD // largest))
+        yield from self._beside(todo, ahead) if self.threads else self._between(todo, ahead)
 
-    def _between(self, load: Load, todo: list[np.ndarray], ahead: int) -> Iterator[Batch]:
+    def _between(self, todo: list[np.ndarray], ahead: int) -> Iterator[Batch]:
         """Load each batch when it is asked for; the disk has been told before."""
         with thread_pool(1) as pool:
             for rows in self._announced(todo, ahead, pool):
                 began, decoding = time.perf_counter(), self.decoding
-                batch = load(rows)
+                batch = self.load(rows)
                 self.waited += time.perf_counter() - began - (self.decoding - decoding)
                 yield batch
-                del batch  # the next may use its memory again
+                del batch  # freed before the next one is loaded
 
-    def _beside(self, load: Load, todo: list[np.ndarray], ahead: int) -> Iterator[Batch]:
+    def _beside(self, todo: list[np.ndarray], ahead: int) -> Iterator[Batch]:
         """Load batches in the background."""
         with thread_pool(self.threads) as pool:
-            batches = map_in_order(pool, load, self._announced(todo, ahead, pool), ahead)
+            batches = map_in_order(pool, self.load, self._announced(todo, ahead, pool), ahead)
             for _ in todo:
                 began = time.perf_counter()
                 batch = next(batches)
@@ -101,19 +97,16 @@ class StoredStates:
                 pool.submit(self.store.advise, later)
             yield rows
 
-    def load(self, buffers: Buffers, rows: np.ndarray) -> Batch:
+    def load(self, rows: np.ndarray) -> Batch:
         """Read and decode one batch."""
         data = self.store.bytes_of(rows)
         began = time.perf_counter()
         known = self.store.known
         lengths = np.ones(len(rows), dtype=np.int64) if self.view.first else known.lengths[rows]
         shape = (len(rows), self.view.channels, int(lengths.max()), self.store.layout.width)
-        if self.device.type == "cuda":
-            data = [row.to(self.device) for row in data]
-            hidden = torch.empty(shape, device=self.device, dtype=self.dtype)
-        else:
-            hidden = buffers.take(*shape, dtype=self.dtype)
-        self.store.decode(rows, data, self.view, hidden)
+        device = self.device if self.device.type == "cuda" else torch.device("cpu")  # where rows are decoded
+        hidden = torch.empty(shape, device=device, dtype=self.dtype)
+        self.store.decode(rows, [row.to(device) for row in data], self.view, hidden)
         mask = torch.from_numpy(mark(lengths, None if known.seconds is None else known.seconds[rows]))
         labels = torch.from_numpy(known.labels[rows])
         self.decoding += time.perf_counter() - began

@@ -1,7 +1,20 @@
-"""Train models over batches, and let them predict."""
+"""Training of models over batches, and prediction."""
 
-from bertvision.training.loop import Loss, ValidationScore, fit, rate
+from bertvision.training.checkpointer import Checkpointer
+from bertvision.training.config import FitOptions, FractionRecord, Loss, TrainingConfig, ValidationScore
+from bertvision.training.loop import fit, learning_rate_factor
 from bertvision.training.prediction import predict
 from bertvision.training.train_state import TrainState
 
-__all__ = ["ValidationScore", "Loss", "TrainState", "fit", "predict", "rate"]
+__all__ = [
+    "Checkpointer",
+    "FitOptions",
+    "FractionRecord",
+    "Loss",
+    "TrainState",
+    "TrainingConfig",
+    "ValidationScore",
+    "fit",
+    "learning_rate_factor",
+    "predict",
+]

@@ -1,27 +1,71 @@
 """Settings of training."""
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from torch import Tensor, nn
+
 SCHEDULES = ("constant", "linear")
+
+Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""logits, labels, attention mask -> the mean loss of a batch."""
+ValidationScore = tuple[float, float]
+"""(score, negated loss) on validation. Scores are compared element by element; higher is better."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
-    """How to descend: AdamW."""
+    """Optimizer settings (AdamW) and the length of training."""
 
     learning_rate: float = 0.0
-    """Peak rate; 0: what suits the backbone, the task, or its heads."""
+    """Peak learning rate; 0: the default of the encoder, the task or the head."""
     epochs: float = 5.0
-    warmup: float = 0.1
-    """Epochs over which the rate rises to its peak."""
+    warmup_epochs: float = 0.1
+    """Epochs over which the learning rate rises to its peak."""
     schedule: str = "linear"
-    """After warm-up: "linear" falls to zero at the end; "constant" stays, so that a fraction is a point on a curve."""
+    """Learning rate after the warm-up: "linear" falls to zero at the end of training. "constant" stays, so that every
+    fraction of an epoch is a point on one curve, however long training goes on."""
     batch_size: int = 0
-    """Examples per step; 0: the task's."""
-    accumulate: int = 1
-    """Pieces a step's examples are cut into, where memory is short."""
+    """Examples per step; 0: the default of the task."""
+    gradient_accumulation_steps: int = 1
+    """Number of parts that a batch is split into to save memory. The gradient is that of the whole batch."""
     weight_decay: float = 0.01
-    clip: float = 1.0
-    """Largest norm of a model's gradient; 0: no clipping."""
+    max_grad_norm: float = 1.0
+    """Gradients are clipped to this norm; 0: no clipping."""
     patience: int = 0
     """Stop after this many epochs without a better validation score; 0: never."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FractionRecord:
+    """The state of training at a fraction of an epoch."""
+
+    fraction: float
+    training_loss: float
+    """Mean loss since the previous fraction."""
+    seconds: float
+    steps: int
+    saving_seconds: float
+    """Time spent on saving the state, which is not part of `seconds`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitOptions:
+    """What `fit` does beside training.
+
+    Args:
+        seed: Seed of dropout.
+        validate: Called after every epoch with the models that still train. Returns their validation scores; a model
+            that it leaves out stops training.
+        fractions: Epochs, as fractions or whole numbers, at which `on_fraction` is called.
+        on_fraction: Receives the record of each fraction.
+        scale_loss: Scale the loss, so that float16 keeps small gradients.
+        label: Text of the progress bar.
+    """
+
+    seed: int = 0
+    validate: Callable[[dict[str, nn.Module]], Mapping[str, ValidationScore]] | None = None
+    fractions: Sequence[float] = ()
+    on_fraction: Callable[[FractionRecord], None] = lambda record: None
+    scale_loss: bool = False
+    label: str = "train"

@@ -1,10 +1,9 @@
-"""The only loop: fine-tuning a backbone and training heads are the same call."""
+"""The training loop. Fine-tuning an encoder and training heads are the same call."""
 
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,20 +12,15 @@ from torch import Tensor, nn
 from bertvision import devices, distributed
 from bertvision.progress import bar
 from bertvision.states import partition
-from bertvision.training.config import TrainingConfig
+from bertvision.training.checkpointer import Checkpointer
+from bertvision.training.config import FitOptions, FractionRecord, Loss, TrainingConfig, ValidationScore
 from bertvision.training.optimizers import build_grad_scaler, build_optimizer
-from bertvision.training.train_state import TrainState, load, save
+from bertvision.training.train_state import LoopState, TrainState
 from bertvision.types import Batch, Batches
 
 logger = logging.getLogger(__name__)
 
-Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
-ValidationScore = tuple[float, float]
-"""How good a model is on validation; compared element by element, higher is better: (score, -loss)."""
-
-SAVE_SHARE = 0.02  # of the time, at most, goes into saving
-SAVE_SECONDS = 20.0  # between two saves, at least
-PIECE = 768  # tokens of hidden states that a head learns from at once on a CPU: more need memory, and are hardly faster
+MAX_TOKENS = 768  # of hidden states in one backward pass on a CPU: more takes more memory and is hardly faster
 
 
 def fit(
@@ -34,218 +28,220 @@ def fit(
     batches: Batches,
     loss: Loss,
     configs: Mapping[str, TrainingConfig],
-    *,
-    seed: int = 0,
-    pause_at: Sequence[float] = (),
-    on_pause: Callable[[float, dict[str, float]], None] = lambda fraction, record: None,
-    validate: Callable[[dict[str, nn.Module]], dict[str, ValidationScore]] | None = None,
-    resume: Path | None = None,
-    fingerprint: str = "",
-    scale_loss: bool = False,
-    label: str = "train",
+    options: FitOptions | None = None,
+    checkpointer: Checkpointer | None = None,
 ) -> dict[str, TrainState]:
-    """Train every model on one pass over the batches, each as if alone.
+    """Train several models on one pass over the batches, each exactly as if it were trained alone.
 
-    `on_pause` is called at each epoch fraction; `validate` after each epoch, to stop early and to keep the best. What
-    it does not grade stops there.
-    With `resume`, the state is saved there now and then, and a run that was killed goes on from it. With `scaled`, the
-    loss is, so that float16 keeps small gradients.
+    Every model has its own optimizer, learning rate, clipping and early stopping. Dropout is seeded by the step.
+
+    Args:
+        models: The models by name. They are moved to the device and end with the weights of their best epoch.
+        batches: The training data.
+        loss: logits, labels and attention mask to the mean loss. A model that returns several logits (an ensemble in
+            training) learns from the mean of their losses.
+        configs: The settings of each model.
+        options: Validation, fractions to report, seed.
+        checkpointer: Saves the state at intervals; an interrupted call resumes from it to the same result.
     """
     device = devices.device()
-    batches = partition(batches)
+    options = options or FitOptions()
     train_states = {
         name: TrainState(
             model=model.to(device),
-            optim=configs[name],
+            config=configs[name],
             optimizer=build_optimizer(model, configs[name].learning_rate, configs[name].weight_decay),
-            scaler=build_grad_scaler(scale_loss),
+            scaler=build_grad_scaler(options.scale_loss),
         )
         for name, model in models.items()
     }
-    per_epoch = len(batches)
-    last_step = round(max(train_state.optim.epochs for train_state in train_states.values()) * per_epoch)
-    pauses: dict[int, list[float]] = {}
-    for fraction in pause_at:  # several may fall on one step when an epoch has few
-        pauses.setdefault(max(int(fraction > 0), round(fraction * per_epoch)), []).append(fraction)
-    progress: dict[str, Any] = {"step": 0, "pause_loss": 0.0, "pause_steps": 0}
-    progress |= {"shared_seconds": 0.0, "saving_seconds": 0.0}
-    if resume is not None and distributed.broadcast_decision(resume.exists()):
-        load(resume, fingerprint, train_states, progress, pauses)
-        if progress["step"]:
-            logger.info(f"Going on with {label} at step {progress['step']:,} of {last_step:,}.")
-    saved_at, save_cost = time.monotonic(), 0.0
-
-    def pause(step: int) -> None:
-        seconds = progress["shared_seconds"] + sum(train_state.seconds for train_state in train_states.values())
-        mean = progress["pause_loss"] / max(1, progress["pause_steps"])
-        for fraction in pauses[step]:
-            record = {"training_loss": mean, "seconds": seconds, "steps": step}
-            on_pause(fraction, record | {"saving_seconds": progress["saving_seconds"]})
-        progress["pause_loss"], progress["pause_steps"] = 0.0, 0
-
-    if progress["step"] == 0 and 0 in pauses:
-        pause(0)
-    with bar(label, total=last_step, done=progress["step"]) as advance:
-        while progress["step"] < last_step and _active(train_states):
-            epoch, start = divmod(progress["step"], per_epoch)
-            clock = time.perf_counter()
-            for batch in batches.epoch(epoch, start):
-                batch = batch.to(device)
-                progress["shared_seconds"] += time.perf_counter() - clock
-                step = progress["step"]
-                for train_state in _active(train_states):
-                    began = time.perf_counter()
-                    # Seeded by the step: dropout depends on neither the other students nor an interruption.
-                    torch.manual_seed(seed * 1_000_003 + step + distributed.process_index() * 2**40)
-                    value = _step(train_state, batch, loss, step, per_epoch)
-                    train_state.seconds += time.perf_counter() - began
-                    progress["pause_loss"] += value
-                    progress["pause_steps"] += 1
-                progress["step"] = step = step + 1
-                advance(1)
-                if step in pauses and _active(train_states):  # a model that diverged is no point worth keeping
-                    pause(step)
-                if step % per_epoch == 0 or step == last_step:
-                    began = time.perf_counter()
-                    validation_scores = _validate(train_states, validate)
-                    progress["shared_seconds"] += time.perf_counter() - began
-                    _end_epoch(
-                        train_states,
-                        validation_scores if validate else None,
-                        progress["shared_seconds"],
-                        step,
-                        per_epoch,
-                    )
-                if step == last_step or not _active(train_states):
-                    break
-                due = time.monotonic() - saved_at > max(SAVE_SECONDS, save_cost / SAVE_SHARE)
-                if resume is not None and due and distributed.is_main_process():
-                    began = time.monotonic()
-                    save(resume, fingerprint, train_states, progress)
-                    saved_at = time.monotonic()
-                    save_cost = saved_at - began
-                    progress["saving_seconds"] += save_cost
-                del batch  # so that its memory can be used again for the next
-                clock = time.perf_counter()
+    loop = _Loop(train_states, partition(batches), loss, options, checkpointer)
+    loop.run(device)
     for train_state in train_states.values():
-        if train_state.best:
-            train_state.model.load_state_dict(train_state.best)
+        if train_state.best_weights:
+            train_state.model.load_state_dict(train_state.best_weights)
         train_state.model.eval()
     return train_states
 
 
-def rate(step: int, per_epoch: int, optim: TrainingConfig) -> float:
-    """Share of the peak learning rate at `step`: rise over the warm-up, then stay or fall to zero."""
-    warm, total = optim.warmup * per_epoch, optim.epochs * per_epoch
-    if step + 1 <= warm:
-        return (step + 1) / warm
-    if optim.schedule == "constant":
+class _Loop:
+    """One call of `fit`."""
+
+    def __init__(
+        self,
+        train_states: dict[str, TrainState],
+        batches: Batches,
+        loss: Loss,
+        options: FitOptions,
+        checkpointer: Checkpointer | None,
+    ):
+        self.train_states = train_states
+        self.batches = batches
+        self.loss = loss
+        self.options = options
+        self.checkpointer = checkpointer
+        self.state = LoopState()
+        self.steps_per_epoch = len(batches)
+        self.last_step = round(max(state.config.epochs for state in train_states.values()) * self.steps_per_epoch)
+        self.fractions: dict[int, list[float]] = {}
+        """Fractions to report, by step. Several may fall on one step when an epoch has few."""
+        for fraction in options.fractions:
+            step = max(int(fraction > 0), round(fraction * self.steps_per_epoch))
+            self.fractions.setdefault(step, []).append(fraction)
+
+    @property
+    def active(self) -> dict[str, TrainState]:
+        """The models that still train."""
+        return {name: train_state for name, train_state in self.train_states.items() if not train_state.stopped}
+
+    def run(self, device: torch.device) -> None:
+        """Train until every model has stopped."""
+        if self.checkpointer is not None:
+            self.checkpointer.restore(self.train_states, self.state, min(self.fractions, default=math.inf))
+        if self.state.step:
+            logger.info(f"Resuming: {self.options.label}, step {self.state.step:,} of {self.last_step:,}.")
+        elif 0 in self.fractions:
+            self._report_fractions()
+        with bar(self.options.label, total=self.last_step, done=self.state.step) as advance:
+            while self.state.step < self.last_step and self.active:
+                epoch, start = divmod(self.state.step, self.steps_per_epoch)
+                began = time.perf_counter()
+                for batch in self.batches.epoch(epoch, start):
+                    batch = batch.to(device)
+                    self.state.shared_seconds += time.perf_counter() - began
+                    self._train_on(batch)
+                    advance(1)
+                    self._after_step()
+                    if self.state.step == self.last_step or not self.active:
+                        break
+                    if self.checkpointer is not None:
+                        self.checkpointer.save_if_due(self.train_states, self.state)
+                    del batch  # releases its memory before the next batch is loaded
+                    began = time.perf_counter()
+
+    def _train_on(self, batch: Batch) -> None:
+        """Take one step with every model."""
+        for train_state in self.active.values():
+            began = time.perf_counter()
+            # Seeded by the step: dropout depends neither on the other models nor on an interruption.
+            torch.manual_seed(self.options.seed * 1_000_003 + self.state.step + distributed.process_index() * 2**40)
+            self.state.loss_sum += _step(train_state, batch, self.loss, self.state.step, self.steps_per_epoch)
+            self.state.loss_count += 1
+            train_state.seconds += time.perf_counter() - began
+        self.state.step += 1
+
+    def _after_step(self) -> None:
+        """Report fractions, and validate at the end of an epoch."""
+        if self.state.step in self.fractions and self.active:  # a model that diverged is not worth saving
+            self._report_fractions()
+        if self.state.step % self.steps_per_epoch == 0 or self.state.step == self.last_step:
+            began = time.perf_counter()
+            scores = self._validate()
+            self.state.shared_seconds += time.perf_counter() - began
+            for name, train_state in self.active.items():
+                self._end_epoch(train_state, scores.get(name))
+
+    def _report_fractions(self) -> None:
+        state = self.state
+        seconds = state.shared_seconds + sum(train_state.seconds for train_state in self.train_states.values())
+        for fraction in self.fractions[state.step]:
+            record = FractionRecord(
+                fraction=fraction,
+                training_loss=state.loss_sum / max(1, state.loss_count),
+                seconds=seconds,
+                steps=state.step,
+                saving_seconds=state.saving_seconds,
+            )
+            self.options.on_fraction(record)
+        state.loss_sum, state.loss_count = 0.0, 0
+
+    def _validate(self) -> Mapping[str, ValidationScore]:
+        """Return the validation scores of the models that still train; log those that diverged."""
+        for name, train_state in self.train_states.items():
+            if train_state.stopped == "diverged":
+                logger.warning(f"{name} is dropped: {train_state.failed}.")
+                train_state.stopped = "dropped"
+        models = {name: train_state.model.eval() for name, train_state in self.active.items()}
+        return self.options.validate(models) if self.options.validate and models else {}
+
+    def _end_epoch(self, train_state: TrainState, score: ValidationScore | None) -> None:
+        """Keep the best weights of a model, and stop it where it no longer improves."""
+        train_state.losses.append(train_state.loss_sum / max(1, train_state.loss_count))
+        train_state.loss_sum, train_state.loss_count = 0.0, 0
+        train_state.shared_seconds = self.state.shared_seconds
+        if self.options.validate is not None and score is None:
+            train_state.stopped = "pruned"
+            return
+        if score is not None:
+            train_state.validation_scores.append(list(score))
+            if not train_state.best_epoch or score > train_state.best_score:
+                train_state.best_epoch = len(train_state.validation_scores)
+                weights = train_state.model.state_dict()
+                train_state.best_weights = {key: value.clone() for key, value in weights.items()}
+        patience, epochs = train_state.config.patience, len(train_state.validation_scores)
+        if patience and train_state.best_epoch and epochs - train_state.best_epoch >= patience:
+            train_state.stopped = f"no better for {patience} epochs"
+        elif self.state.step >= round(train_state.config.epochs * self.steps_per_epoch):
+            train_state.stopped = "finished"
+
+
+def learning_rate_factor(step: int, steps_per_epoch: int, config: TrainingConfig) -> float:
+    """Return the learning rate at `step` as a share of its peak: it rises in the warm-up, then stays or falls."""
+    warmup, total = config.warmup_epochs * steps_per_epoch, config.epochs * steps_per_epoch
+    if step + 1 <= warmup:
+        return (step + 1) / warmup
+    if config.schedule == "constant":
         return 1.0
-    return max(0.0, (total - step) / max(1.0, total - warm))
+    return max(0.0, (total - step) / max(1.0, total - warmup))
 
 
-def _step(train_state: TrainState, batch: Batch, loss: Loss, step: int, per_epoch: int) -> float:
-    """One descent of one model; its gradient is clipped alone."""
-    train_state.model.train()
+def _step(train_state: TrainState, batch: Batch, loss: Loss, step: int, steps_per_epoch: int) -> float:
+    """Take one optimizer step with one model; return its loss."""
+    model, config = train_state.model.train(), train_state.config
     for group in train_state.optimizer.param_groups:
-        group["lr"] = train_state.optim.learning_rate * rate(step, per_epoch, train_state.optim) * group["lr_scale"]
+        factor = learning_rate_factor(step, steps_per_epoch, config)
+        group["lr"] = config.learning_rate * factor * group["lr_scale"]
     total = 0.0
-    for piece in _pieces(batch, max(train_state.optim.accumulate, _needed(train_state.model, batch))):
-        share = len(piece.labels) / len(batch.labels)
-        value = _mean_loss(loss, train_state.model(piece.inputs, piece.mask), piece) * share
+    for part in _split(batch, max(config.gradient_accumulation_steps, _required_parts(model, batch))):
+        share = len(part.labels) / len(batch.labels)
+        value = _mean_loss(loss, model(part.inputs, part.mask), part) * share
         train_state.scaler.scale(value).backward()
         total += float(value.detach())
-    total = distributed.average_gradients(train_state.model, train_state.optimizer, len(batch.labels), total)
+    total = distributed.average_gradients(model, train_state.optimizer, len(batch.labels), total)
     if not math.isfinite(total):
         train_state.failed = f"its loss became {total} at step {step + 1}; a smaller learning rate may help"
         train_state.stopped = "diverged"
         return 0.0
-    if train_state.optim.clip:
+    if config.max_grad_norm:
         train_state.scaler.unscale_(train_state.optimizer)
-        nn.utils.clip_grad_norm_(train_state.model.parameters(), train_state.optim.clip)
+        nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
     train_state.scaler.step(train_state.optimizer)
     train_state.scaler.update()
     train_state.optimizer.zero_grad()
-    train_state.running += total
-    train_state.count += 1
+    train_state.loss_sum += total
+    train_state.loss_count += 1
     return total
 
 
 def _mean_loss(loss: Loss, logits: Tensor | list[Any], batch: Batch) -> Tensor:
-    """The loss of a model's answer; where it has several, their mean, so that none leans on the others."""
+    """Return the loss of a model's logits; the mean loss where a model returns several."""
     if isinstance(logits, list):
-        return torch.stack([_mean_loss(loss, each, batch) for each in logits]).mean()
+        return torch.stack([_mean_loss(loss, member, batch) for member in logits]).mean()
     return loss(logits.float(), batch.labels, batch.mask)
 
 
-def _needed(model: nn.Module, batch: Batch) -> int:
-    """How many pieces keep the memory of a step small; batch norm must see the whole, a GPU and an encoder want it."""
-    states, whole = isinstance(batch.inputs, Tensor), any(isinstance(m, nn.BatchNorm1d) for m in model.modules())
-    return 1 if not states or whole or batch.mask.device.type != "cpu" else -(-batch.mask.numel() // PIECE)
+def _required_parts(model: nn.Module, batch: Batch) -> int:
+    """Return the number of parts that bounds the memory of a step on a CPU; batch norm must see the whole batch."""
+    is_states = isinstance(batch.inputs, Tensor)
+    has_batch_norm = any(isinstance(module, nn.BatchNorm1d) for module in model.modules())
+    if not is_states or has_batch_norm or batch.mask.device.type != "cpu":
+        return 1
+    return -(-batch.mask.numel() // MAX_TOKENS)
 
 
-def _pieces(batch: Batch, pieces: int) -> list[Batch]:
-    """Cut a batch by rows; one of several processes may have none of the last."""
-    if pieces == 1 and len(batch.labels):
+def _split(batch: Batch, parts: int) -> list[Batch]:
+    """Split a batch by rows. A process of several may have no rows of the last batch, and gets no part."""
+    if parts == 1 and len(batch.labels):
         return [batch]
-    size = max(1, -(-len(batch.labels) // pieces))
-    cut = []
-    for first in range(0, len(batch.labels), size):
-        part = slice(first, first + size)
-        inputs = batch.inputs
-        inputs = {name: x[part] for name, x in inputs.items()} if isinstance(inputs, dict) else inputs[part]
-        cut.append(Batch(rows=batch.rows[part], inputs=inputs, mask=batch.mask[part], labels=batch.labels[part]))
-    return cut
-
-
-def _active(train_states: Mapping[str, TrainState]) -> list[TrainState]:
-    return [train_state for train_state in train_states.values() if not train_state.stopped]
-
-
-def _validate(
-    train_states: Mapping[str, TrainState],
-    validate: Callable[[dict[str, nn.Module]], dict[str, ValidationScore]] | None,
-) -> dict[str, ValidationScore]:
-    """Grade those still training; say who was dropped."""
-    for name, train_state in train_states.items():
-        if train_state.stopped == "diverged":
-            logger.info(f"{name} is dropped: {train_state.failed}.")
-            train_state.stopped = "dropped"
-    active = {name: train_state.model.eval() for name, train_state in train_states.items() if not train_state.stopped}
-    return validate(active) if validate and active else {}
-
-
-def _end_epoch(
-    train_states: Mapping[str, TrainState],
-    validation_scores: Mapping[str, ValidationScore] | None,
-    shared_seconds: float,
-    step: int,
-    per_epoch: int,
-) -> None:
-    """Keep the best of each, and stop those that no longer get better or are no longer graded."""
-    for name, train_state in train_states.items():
-        if train_state.stopped:
-            continue
-        train_state.losses.append(train_state.running / max(1, train_state.count))
-        train_state.running, train_state.count = 0.0, 0
-        train_state.shared_seconds = shared_seconds
-        if validation_scores is not None and name not in validation_scores:
-            train_state.stopped = "given up"
-            continue
-        if validation_scores:
-            train_state.validation_scores.append(list(validation_scores[name]))
-            if (
-                not train_state.best_epoch
-                or list(validation_scores[name]) > train_state.validation_scores[train_state.best_epoch - 1]
-            ):
-                train_state.best_epoch = len(train_state.validation_scores)
-                train_state.best = {key: value.clone() for key, value in train_state.model.state_dict().items()}
-        patience = train_state.optim.patience
-        if (
-            patience
-            and train_state.best_epoch
-            and len(train_state.validation_scores) - train_state.best_epoch >= patience
-        ):
-            train_state.stopped = f"no better for {patience} epochs"
-        elif step >= round(train_state.optim.epochs * per_epoch):
-            train_state.stopped = "finished"
+    size = max(1, -(-len(batch.labels) // parts))
+    return [batch.rows_between(start, start + size) for start in range(0, len(batch.labels), size)]

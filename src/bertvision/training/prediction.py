@@ -39,7 +39,7 @@ def predict(
                 else:
                     _scatter(found[name], logits[batch.mask.cpu() > 0].numpy(), offsets, batch.rows)
             advance(len(batch.rows))
-            del batch  # so that its memory can be used again for the next
+            del batch  # so that its memory is freed before the next one is made
     found = _gather(found, list(models), len(ids) if offsets is None else int(offsets[-1]))
     return {name: Predictions(ids=list(ids), logits=logits, offsets=offsets) for name, logits in found.items()}
 

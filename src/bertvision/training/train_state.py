@@ -1,112 +1,93 @@
-"""One model in training, and the file from which a run that was killed goes on."""
+"""The state of training: of one model, and of the loop."""
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from bertvision.errors import BertVisionError
-from bertvision.files import load_tensors, save_tensors
 from bertvision.training.config import TrainingConfig
+
+_SAVED = ("seconds", "shared_seconds", "losses", "validation_scores", "best_epoch", "loss_sum", "loss_count")
 
 
 @dataclass(kw_only=True)
 class TrainState:
-    """One model in training, with everything that a resumed run needs to go on as if nothing had happened."""
+    """One model in training, with everything that a resumed run needs to continue exactly."""
 
     model: nn.Module
-    optim: TrainingConfig
+    config: TrainingConfig
     optimizer: torch.optim.Optimizer
     scaler: Any
     seconds: float = 0.0
-    """Its own time."""
+    """Time of this model's own steps."""
     shared_seconds: float = 0.0
-    """The time of data and validation, as if it had trained alone; set when it stops."""
+    """Time of data loading and validation up to the end of this model's training."""
     losses: list[float] = field(default_factory=list)
     """Mean training loss of each finished epoch."""
     validation_scores: list[list[float]] = field(default_factory=list)
-    """Validation after each epoch."""
+    """Validation score after each epoch."""
     best_epoch: int = 0
-    """Counted from 1; 0: not validated."""
-    best: dict[str, Tensor] = field(default_factory=dict)
-    running: float = 0.0
+    """Epoch with the best validation score, counted from 1; 0: not validated yet."""
+    best_weights: dict[str, Tensor] = field(default_factory=dict)
+    loss_sum: float = 0.0
     """Sum of the losses of the current epoch."""
-    count: int = 0
+    loss_count: int = 0
     stopped: str = ""
-    """Why it no longer trains; empty while it does."""
+    """Why training has ended; empty while it goes on."""
     failed: str = ""
-    """Why it must not be used: its loss is not a number."""
+    """Why the model cannot be used: its loss became infinite or NaN."""
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return tensors and plain values that `restore` takes."""
+    @property
+    def best_score(self) -> tuple[float, float]:
+        """The validation score of the best epoch."""
+        score, negated_loss = self.validation_scores[self.best_epoch - 1]
+        return score, negated_loss
+
+    def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return the tensors and the plain values that `load_state_dict` takes."""
         tensors = {f"model/{key}": value for key, value in self.model.state_dict().items()}
-        tensors |= {f"best/{key}": value for key, value in self.best.items()}
+        tensors |= {f"best/{key}": value for key, value in self.best_weights.items()}
         for name, parameter in self.model.named_parameters():
             for key, value in self.optimizer.state.get(parameter, {}).items():
                 tensors[f"optimizer/{key}/{name}"] = value
-        kept = (
-            "seconds",
-            "shared_seconds",
-            "losses",
-            "validation_scores",
-            "best_epoch",
-            "running",
-            "count",
-            "stopped",
-            "failed",
-        )
-        return tensors, {name: getattr(self, name) for name in kept} | {"scaler": self.scaler.state_dict()}
+        values = {name: getattr(self, name) for name in (*_SAVED, "stopped", "failed")}
+        return tensors, values | {"scaler": self.scaler.state_dict()}
 
-    def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-        """Go back to a saved state."""
-        self.model.load_state_dict(_under(tensors, "model/"))
-        self.best = _under(tensors, "best/")
+    def load_state_dict(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+        """Return to a saved state."""
+        self.model.load_state_dict(with_prefix(tensors, "model/"))
+        self.best_weights = with_prefix(tensors, "best/")
         parameters = dict(self.model.named_parameters())
         for key, value in tensors.items():
             if key.startswith("optimizer/"):
-                _, kind, name = key.split("/", 2)
-                # The step count stays where AdamW wants it; moments live with their parameter.
-                here = value if kind == "step" else value.to(parameters[name].device)
-                self.optimizer.state[parameters[name]][kind] = here
+                _, moment, name = key.split("/", 2)
+                # AdamW keeps its step count on the CPU, and the moments on the device of their parameter.
+                placed = value if moment == "step" else value.to(parameters[name].device)
+                self.optimizer.state[parameters[name]][moment] = placed
         plain = dict(values)
         self.scaler.load_state_dict(plain.pop("scaler"))
         for name, value in plain.items():
             setattr(self, name, value)
 
 
-def save(path: Path, fingerprint: str, train_states: Mapping[str, TrainState], progress: dict[str, Any]) -> None:
-    tensors, values = {}, {}
-    for name, train_state in train_states.items():
-        own, values[name] = train_state.state()
-        tensors |= {f"{name}//{key}": value for key, value in own.items()}
-    state = {"fingerprint": fingerprint, "progress": progress, "train_states": values}
-    save_tensors(path, tensors, {"state": json.dumps(state)})
+@dataclass
+class LoopState:
+    """The progress of the loop over all models."""
+
+    step: int = 0
+    loss_sum: float = 0.0
+    """Sum of the losses since the last fraction."""
+    loss_count: int = 0
+    shared_seconds: float = 0.0
+    saving_seconds: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON."""
+        return asdict(self)
 
 
-def load(
-    path: Path,
-    fingerprint: str,
-    train_states: Mapping[str, TrainState],
-    progress: dict[str, Any],
-    pauses: Mapping[int, list[float]],
-) -> None:
-    """Take up a saved state if it is this run's and no point still to be saved lies before it."""
-    tensors, metadata = load_tensors(path, "saved training state")
-    state = json.loads(metadata["state"])
-    if state["fingerprint"] != fingerprint or set(state["train_states"]) != set(train_states):
-        raise BertVisionError(
-            f"{path} holds the state of another training run. Delete it to start anew, or use the settings it had."
-        )
-    if any(step <= state["progress"]["step"] for step in pauses):
-        return
-    for name, train_state in train_states.items():
-        train_state.restore(_under(tensors, f"{name}//"), state["train_states"][name])
-    progress.update(state["progress"])
-
-
-def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def with_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Return the tensors whose names begin with `prefix`, without it."""
     return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}

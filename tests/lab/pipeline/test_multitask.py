@@ -109,11 +109,11 @@ def test_batches_are_of_one_task_and_every_row_comes_once(experiments):
 
 def test_it_goes_on_after_a_stop(experiments, found, tmp_path, monkeypatch):
     """Stopped in the middle and started again: the same weights to the last bit."""
-    from bertvision.training import loop
+    from bertvision.training import checkpointer, loop
 
     runs, _ = found
-    monkeypatch.setattr(loop, "SAVE_SECONDS", 0.0)
-    monkeypatch.setattr(loop, "SAVE_SHARE", 1e9)
+    monkeypatch.setattr(checkpointer, "MIN_SECONDS", -1.0)
+    monkeypatch.setattr(checkpointer, "MAX_SHARE", 1e9)
     steps, real = [0], loop._step
 
     def stopping(*arguments):

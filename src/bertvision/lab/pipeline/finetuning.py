@@ -28,7 +28,7 @@ from bertvision.lab.pipeline.data import ExperimentData, fingerprint
 from bertvision.records import CheckpointRecord
 from bertvision.runs import slug
 from bertvision.states import ComputedStates, TokenBatches
-from bertvision.training import Loss, fit
+from bertvision.training import Checkpointer, FitOptions, Loss, fit
 from bertvision.types import Batches, StateView
 
 
@@ -134,13 +134,14 @@ def train_encoder(
             batches,
             loss,
             {"bert": optim},
-            seed=experiment.seed,
-            pause_at=missing,
-            on_pause=keep,
-            resume=resume,
-            fingerprint=place.name,
-            scale_loss=experiment.precision == "float16",
-            label=label,
+            FitOptions(
+                seed=experiment.seed,
+                fractions=missing,
+                on_fraction=lambda record: keep(record.fraction, asdict(record)),
+                scale_loss=experiment.precision == "float16",
+                label=label,
+            ),
+            Checkpointer(resume, place.name),
         )["bert"]
     distributed.barrier()
     resume.unlink(missing_ok=True)

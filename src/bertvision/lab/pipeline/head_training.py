@@ -21,7 +21,7 @@ from bertvision.lab.pipeline.finetuning import Checkpoint
 from bertvision.lab.pipeline.states import states
 from bertvision.records import Seconds
 from bertvision.runs import Run, is_finished, slug
-from bertvision.training import TrainState, fit
+from bertvision.training import Checkpointer, FitOptions, TrainState, fit
 from bertvision.types import HeadShape, StateView
 
 
@@ -75,11 +75,12 @@ def _train(
             train,
             data.task.loss,
             configs,
-            seed=experiment.seed,
-            validate=partial(validation_scores, data, validation),
-            resume=resume,
-            fingerprint=resume.stem,
-            label=f"train {len(models)} heads" if len(models) > 1 else f"train {todo[0]}",
+            FitOptions(
+                seed=experiment.seed,
+                validate=partial(validation_scores, data, validation),
+                label=f"train {len(models)} heads" if len(models) > 1 else f"train {todo[0]}",
+            ),
+            Checkpointer(resume, resume.stem),
         )
     chosen = {spec: _best_rate(train_states, spec, rates) for spec in todo}
     alive = {spec: train_state for spec, train_state in chosen.items() if train_state is not None}
@@ -104,7 +105,7 @@ def _train(
             "epochs": len(train_state.validation_scores),
             "validation_by_epoch": [validation_score[0] for validation_score in train_state.validation_scores],
             "training_loss": train_state.losses[train_state.best_epoch - 1],
-            "learning_rate": train_state.optim.learning_rate,
+            "learning_rate": train_state.config.learning_rate,
         }
         predictions = {name: each[spec] for name, each in found.items()}
         weights = {key: value.cpu() for key, value in train_state.model.state_dict().items()}

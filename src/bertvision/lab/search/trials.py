@@ -32,7 +32,7 @@ from bertvision.lab.pipeline.head_training import new_head
 from bertvision.lab.pipeline.states import state_request, states
 from bertvision.lab.search.space import Setting, Space, reach
 from bertvision.states import MEMORY
-from bertvision.training import ValidationScore, fit
+from bertvision.training import FitOptions, ValidationScore, fit
 from bertvision.types import Batches, HeadShape, StateView
 
 PruningThresholds = Sequence[Sequence[float]]
@@ -215,9 +215,11 @@ class TrialRunner:
             open_states.train,
             open_states.data.task.loss,
             configs,
-            seed=seed,
-            validate=validate,
-            label=f"train {len(models)} trials" if len(models) > 1 else "train a trial",
+            FitOptions(
+                seed=seed,
+                validate=validate,
+                label=f"train {len(models)} trials" if len(models) > 1 else "train a trial",
+            ),
         )
         for name, train_state in train_states.items():
             outcome = outcomes[int(name)]
@@ -245,9 +247,7 @@ class TrialRunner:
                 data.shuffled(optim),
                 data.task.loss,
                 {"bert": optim},
-                seed=seed,
-                scale_loss=data.experiment.precision == "float16",
-                label="fine-tune a trial",
+                FitOptions(seed=seed, scale_loss=data.experiment.precision == "float16", label="fine-tune a trial"),
             ).values()
             outcomes[i].failed = train_state.failed
             if not train_state.failed:

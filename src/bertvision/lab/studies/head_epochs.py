@@ -13,7 +13,7 @@ from bertvision.lab.studies.context import StudyContext, describe
 from bertvision.lab.studies.result import Figure
 from bertvision.records import Seconds
 from bertvision.runs import Run, is_finished, slug
-from bertvision.training import fit
+from bertvision.training import Checkpointer, FitOptions, FractionRecord, fit
 
 
 def head_epochs(context: StudyContext) -> dict[str, Any]:
@@ -59,15 +59,15 @@ def _by_epoch(context: StudyContext, seed: int, fraction: float) -> list[Run]:
     train = states(data, checkpoint, "train", view, data.shuffled(optim), training_dtype([model]))
     parameters = sum(p.numel() for p in model.parameters())
 
-    def keep(epoch: float, record: dict[str, float]) -> None:
+    def keep(record: FractionRecord) -> None:
+        epoch = record.fraction
         place = places[round(epoch) - 1]
         found = {
             name: data.predict({"head": model}, held[name], split, f"epoch {epoch:g} on {name}")["head"]
             for name, split in data.held_out.items()
         }
         weights = {key: value.cpu().clone() for key, value in model.state_dict().items()}
-        head = record["seconds"]
-        seconds = Seconds(finetune=checkpoint.seconds, head=head)
+        seconds = Seconds(finetune=checkpoint.seconds, head=record.seconds)
         extra = {"parameters": parameters, "seconds": seconds, "epoch": round(epoch)}
         finish(data, checkpoint, place, "epoch", spec, found, extra, weights=weights, shape=shape)
 
@@ -78,12 +78,13 @@ def _by_epoch(context: StudyContext, seed: int, fraction: float) -> list[Run]:
             train,
             data.task.loss,
             {"head": optim},
-            seed=seed,
-            pause_at=[float(epoch) for epoch, place in enumerate(places, 1) if not is_finished(place)],
-            on_pause=keep,
-            resume=resume,
-            fingerprint=key,
-            label=f"train {spec} for {epochs} epochs",
+            FitOptions(
+                seed=seed,
+                fractions=[float(epoch) for epoch, place in enumerate(places, 1) if not is_finished(place)],
+                on_fraction=keep,
+                label=f"train {spec} for {epochs} epochs",
+            ),
+            Checkpointer(resume, key),
         )
     resume.unlink(missing_ok=True)
     return [Run(place) for place in places]
