@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from bertvision import heads
 from bertvision.encoders import Encoder, EncoderWithHead, LoadedEncoder, load_encoder
 from bertvision.ensembles import combine
-from bertvision.heads import BertHead, view_of
+from bertvision.heads import BertHead, required_view
 from bertvision.lab import pipeline
 from bertvision.lab.experiment import Experiment, make
 from bertvision.lab.pipeline import ExperimentData
@@ -262,14 +262,15 @@ class Whole(nn.Module):
 
 def bertvision(data: ExperimentData, cell: dict, meter: Meter) -> Outcome:
     """Fine-tune for a fraction, read all layers once, train the default head and its control."""
-    spec = heads.canonical(data.experiment.heads[-1])
-    control = heads.last_layer_only(spec)
+    config = data.head_configs[-1]
+    configs = {str(each): each for each in (config, config.last_layer_only())}
+    spec, control = configs
     with tempfile.TemporaryDirectory() as root:
         with meter.stage("finetune"):
             checkpoint = pipeline.open_checkpoint(data, pipeline.finetune(data, Path(root)), cell["length"])
-        shape = data.shape(checkpoint.encoder, [spec])
-        view = view_of([spec], shape)
-        new = {name: new_head(data, name, shape, view) for name in (spec, control)}
+        shape = data.shape(checkpoint.encoder, [config])
+        view = required_view([config], shape)
+        new = {name: new_head(data, each, shape, view) for name, each in configs.items()}
         with meter.stage("states"):
             shuffled, dtype = data.shuffled(data.heads), heads.training_dtype(new.values())
             batches = {

@@ -66,7 +66,7 @@ def pays(given: argparse.Namespace) -> dict[str, Any]:
 
 def _default(experiment: Experiment, root: Path) -> tuple[float, float]:
     """The default head on the same states; validation and dev."""
-    default = replace(experiment, heads=[heads.DEFAULT_HEADS[TASKS[experiment.task].kind][-1]], states="store")
+    default = replace(experiment, heads=[str(heads.default_head(TASKS[experiment.task].kind))], states="store")
     best = pipeline.run(default, root=root).best
     return best.validation_score[0], best.primary_score
 

@@ -127,7 +127,7 @@ def texts_of(predictor: TrainedModel, longest: int, about: int, count: int) -> l
 @torch.inference_mode()
 def bare(predictor: TrainedModel, texts: list[str], batch: int, seconds: float) -> float:
     """Return the tokens a second of the encoder alone, in batches of texts of like length."""
-    shared_encoder = predictor.parts[0].shared_encoder
+    shared_encoder = predictor.attached_heads[0].shared_encoder
     assert isinstance(shared_encoder, TorchEncoder)
     features = predictor.encode(texts)
     tokens = TokenBatches(features, batch, predictor.pad_ids)
@@ -145,7 +145,7 @@ def bare(predictor: TrainedModel, texts: list[str], batch: int, seconds: float) 
 @torch.inference_mode()
 def plain_loop(predictor: TrainedModel, texts: list[str], seconds: float) -> float:
     """Return the texts a second of what one would write without a server: tokenize, encode, classify, one by one."""
-    shared_encoder, own = predictor.own
+    shared_encoder, own = predictor.bert_head
     assert isinstance(shared_encoder, TorchEncoder)
     head = shared_encoder.heads[own]
     tokenizer = predictor._tokenizer

@@ -24,6 +24,7 @@ from scored import Scored, kept, read
 
 from bertvision import heads
 from bertvision.files import write_json
+from bertvision.heads import HeadConfig
 from bertvision.lab import extraction, pipeline
 from bertvision.lab.experiment import Experiment, StoreConfig, TrainingConfig, make
 from bertvision.lab.statistics import Pair, ScoreDifference, compare, holm, interval
@@ -105,22 +106,32 @@ def train(experiment: Experiment, fraction: float, root: Path, default: str = ""
     return found
 
 
+def canonical(spec: str) -> str:
+    """Return the canonical specification of a head."""
+    return str(HeadConfig.parse(spec))
+
+
+def last_layer_only(spec: str) -> str:
+    """Return the specification of a head's control: the same head on the last layer alone."""
+    return str(HeadConfig.parse(spec).last_layer_only())
+
+
 def default_of(task: str) -> str:
     """The head that a task gets unless told otherwise."""
-    return heads.canonical(heads.DEFAULT_HEADS[TASKS[task].kind][-1])
+    return str(heads.default_head(TASKS[task].kind))
 
 
 def single_of(task: str) -> str:
     """One copy of it, of the usual size, on all layers of texts that are read together, as the other heads are."""
-    name, options = heads.parse(default_of(task))
-    options = {key: value for key, value in options.items() if key not in ("members", "size", "layers", "texts")}
-    return heads.canonical(f"{name}:" + ",".join(f"{key}={value}" for key, value in options.items()))
+    default = heads.default_head(TASKS[task].kind)
+    options = {key: value for key, value in default.given if key not in ("members", "size", "layers", "encoding")}
+    return str(HeadConfig(default.name, **options))
 
 
 def row_name(spec: str, default: str = "") -> str:
     """Name a head as the tables do."""
-    name = heads.canonical(spec)
-    only = heads.last_layer_only(default) if default else None
+    name = canonical(spec)
+    only = last_layer_only(default) if default else None
     return {"last": LAST, only: ONLY}.get(name, name)
 
 
@@ -201,7 +212,7 @@ def sentences(given: argparse.Namespace) -> None:
 
     def specs(stage: str, task: str) -> list[str]:
         if stage == "default":  # apart, with what it is tested against: when the default changes, the others stay
-            return [default_of(task), "last", heads.last_layer_only(default_of(task))]
+            return [default_of(task), "last", last_layer_only(default_of(task))]
         if stage == "single":
             return [single_of(task)]
         return [*(OWN_SENTENCES if stage == "main" else []), *PAPER_SENTENCES.get(stage, [])]
@@ -252,7 +263,7 @@ def sentences(given: argparse.Namespace) -> None:
 
 def choose_paper(cell: SeedJob) -> list[Scored]:
     """Return, seed by seed, the published head that validation prefers."""
-    papers = [heads.canonical(spec) for stage in PAPER_SENTENCES.values() for spec in stage]
+    papers = [canonical(spec) for stage in PAPER_SENTENCES.values() for spec in stage]
     seeds = len(cell[BERT])
     complete = [cell[name] for name in papers if len(cell.get(name, [])) == seeds]
     return [max((each[seed] for each in complete), key=lambda scored: scored.validation) for seed in range(seeds)]
@@ -260,7 +271,7 @@ def choose_paper(cell: SeedJob) -> list[Scored]:
 
 def report_sentences(found: dict[tuple[str, float], SeedJob], given: argparse.Namespace) -> None:
     """Write what there is."""
-    papers = {heads.canonical(spec): paper for stage in PAPER_SENTENCES.values() for spec, paper in stage.items()}
+    papers = {canonical(spec): paper for stage in PAPER_SENTENCES.values() for spec, paper in stage.items()}
     lines = [
         "# Sentence heads, side by side",
         "",
@@ -314,7 +325,7 @@ def spans(given: argparse.Namespace) -> None:
     else:
         places = {path.name for path in given.checkpoints.iterdir() if path.is_dir()}
     places = sorted(places, key=float)
-    main = [*dict.fromkeys([*MAIN_SPANS, default]), "last", heads.last_layer_only(default)]
+    main = [*dict.fromkeys([*MAIN_SPANS, default]), "last", last_layer_only(default)]
     specs = {"heavy": HEAVY_SPANS, "cnn": [*CNN_SPANS, default, "last"], "deep": [*DEEP_SPANS, default, "last"]}
     found: dict[str, dict[str, SeedJob]] = {}
 

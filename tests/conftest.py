@@ -19,6 +19,10 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModel, BertTokenizerFast
 
+from bertvision.cpu_optimizations import set_environment
+
+set_environment()  # before torch computes
+
 WORDS = (
     "good bad fine awful great poor film plot actor scene the a was is very not quite this that movie story music "
     "who what where when made wrote in on at of paris london rome berlin ann bob carl dora king river tower bridge"

@@ -30,7 +30,7 @@ def test_mean_and_product():
     np.testing.assert_allclose(np.exp(combine([one, two], "product").logits), product, rtol=1e-5)
 
 
-def test_scores_are_averaged():
+def test_regression_scores_are_averaged():
     one, two = sentence(1, outputs=1), sentence(2, outputs=1)
     np.testing.assert_allclose(combine([one, two], "max").logits, (one.logits + two.logits) / 2)
 
@@ -55,14 +55,14 @@ def test_spans_are_normalized_over_the_tokens_of_each_row(lengths, how, seed):
         np.testing.assert_allclose(np.exp(found.row(row)), expected / expected.sum(axis=0), rtol=1e-4)
 
 
-def test_one_member_twice_changes_no_answer():
+def test_combining_a_member_with_itself_keeps_its_answers():
     one = sentence(3)
     for how in COMBINATIONS:
         np.testing.assert_array_equal(combine([one, one], how).logits.argmax(1), one.logits.argmax(1))
 
 
-def test_mistakes():
-    with pytest.raises(BertVisionError, match="not of the same rows"):
+def test_errors():
+    with pytest.raises(BertVisionError, match="of the same rows"):
         combine([sentence(1), sentence(2, rows=4)])
     with pytest.raises(BertVisionError, match="Unknown way to combine 'maxx'"):
         combine([sentence(1), sentence(2)], "maxx")

@@ -8,11 +8,11 @@ SOURCE = Path(__file__).parents[1] / "src" / "bertvision"
 
 CORE = [
     ["errors"],
-    ["files", "legacy", "progress", "distributed", "memory"],
+    ["files", "progress", "distributed", "memory"],
     ["types", "sources", "devices"],
     ["threads", "tasks", "records", "cpu_optimizations"],
     ["heads", "encoders"],
-    ["states"],
+    ["states", "legacy"],
     ["training", "ensembles", "runs"],
     ["shared_encoders", "model_card"],
     ["sharing", "onnx_model"],

@@ -13,7 +13,7 @@ from conftest import squad_json
 
 @pytest.fixture(scope="module")
 def answers(tiny, tmp_path_factory):
-    """A question-answering run, and one whose contexts need several windows."""
+    """A question-answering model; long contexts need several windows."""
     place = tmp_path_factory.mktemp("squad")
     (place / "train.json").write_text(json.dumps(squad_json(8, 4, 0)))
     result = bertvision.run(
@@ -23,7 +23,7 @@ def answers(tiny, tmp_path_factory):
     return bertvision.load(result.best)
 
 
-def test_answers_are_pieces_of_the_context(answers):
+def test_answers_are_spans_of_the_context(answers):
     context = "The  Tower was made in ROME, by   Ann. " * 12
     found = answers.predict({"question": "who made the tower", "context": context})
     assert found["answer"] == context[found["start"] : found["end"]]
@@ -34,7 +34,7 @@ def test_answers_are_pieces_of_the_context(answers):
     json.dumps(found)
 
 
-def test_a_batch_answers_as_one_by_one(answers):
+def test_batch_and_single_predictions_agree(answers):
     items = [("who made it", "bob made the tower in rome " * n) for n in (1, 3, 9)]
     together = answers.predict(items)
     for item, found in zip(items, together, strict=True):
@@ -43,19 +43,19 @@ def test_a_batch_answers_as_one_by_one(answers):
     assert answers.predict([]) == []
 
 
-def test_wrong_items_get_a_sentence(answers):
+def test_invalid_items(answers):
     with pytest.raises(BertVisionError, match="lacks 'context'"):
         answers.predict({"question": "who"})
-    with pytest.raises(BertVisionError, match="reads 2: question, context"):
+    with pytest.raises(BertVisionError, match="takes question, context"):
         answers.predict("who")
     for wrong in (5, [None]):
-        with pytest.raises(BertVisionError, match=r"Give a text|reads 2"):
+        with pytest.raises(BertVisionError, match="Expected a text|instead of 2"):
             answers.predict(wrong)
     with pytest.raises(BertVisionError, match="empty text"):
         answers.predict(("who", ""))
 
 
-def test_bert_stands_beside_and_the_list_is_cut(answers):
+def test_bert_and_nbest(answers):
     item = ("who made it", "bob made the tower in rome")
     found = answers.predict(item, nbest=2, bert=True)
     assert len(found["nbest"]) == len(found["bert"]["nbest"]) == 2
@@ -64,18 +64,20 @@ def test_bert_stands_beside_and_the_list_is_cut(answers):
     assert bert.predict(item, nbest=2) == found["bert"]
 
 
-def test_one_backbone_is_loaded_once_and_read_once(answers, monkeypatch):
+def test_models_share_one_encoder_and_one_forward_pass(answers, monkeypatch):
     head, bert, ensemble = load_all([answers.run, answers.run.bert(), sibling(answers.run, "ensemble")])
-    (shared_encoder,) = {part.shared_encoder for each in (head, bert, ensemble) for part in [*each.parts, each.own]}
+    (shared_encoder,) = {
+        part.shared_encoder for each in (head, bert, ensemble) for part in [*each.attached_heads, each.bert_head]
+    }
     passes = []
     forward = shared_encoder.encoder.forward
     monkeypatch.setattr(shared_encoder.encoder, "forward", lambda *given: passes.append(1) or forward(*given))
     together = ensemble.predict(("who made it", "bob made it"), bert=True)
-    assert len(passes) == 1 and ensemble.passes == 1
+    assert len(passes) == 1 and ensemble.num_forward_passes == 1
     assert together["bert"] == bert.predict(("who made it", "bob made it"))
 
 
-def test_a_saved_ensemble_is_answered_from_live_members(answers):
+def test_an_ensemble_predicts_as_it_was_scored(answers):
     run = sibling(answers.run, "ensemble")
     found = bertvision.load(run)
     examples = load_data(experiment_of(answers.run)).dev.examples
@@ -90,7 +92,7 @@ def test_no_answer_is_calibrated_on_validation(answers):
     errors = answers.run.metrics.calibration
     assert set(errors) == {"no_answer_error", "no_answer_error_uncalibrated"}
     assert errors["no_answer_error"] < errors["no_answer_error_uncalibrated"]
-    # Runs of before have the threshold alone: it stands for one half.
+    # Older runs have only the threshold, which then corresponds to a probability of one half.
     answers.settings = {"null_threshold": 0.5}
     try:
         for found in answers.predict([("who made it", "bob made the tower"), ("when", "the river was bad")]):
@@ -99,7 +101,7 @@ def test_no_answer_is_calibrated_on_validation(answers):
         answers.settings = settings
 
 
-def test_items_by_position_and_half_characters(answers):
+def test_generic_text_names_and_lone_surrogates(answers):
     item = {"text": "who made it", "text_pair": "bob made it"}
     assert answers.predict(item) == answers.predict(("who made it", "bob made it"))
     with pytest.raises(BertVisionError, match="has 1 text"):
@@ -108,7 +110,7 @@ def test_items_by_position_and_half_characters(answers):
         answers.predict(("who", "bob \ud83d made it"))
 
 
-def test_a_pooled_head_and_a_plain_one_answer_as_they_were_scored(tiny, reviews, tmp_path):
+def test_heads_with_and_without_pooler_output_predict_as_they_were_scored(tiny, reviews, tmp_path):
     result = bertvision.run(
         train_file=str(reviews), encoder=str(tiny), heads=["learned:pooler_output=true", "mean"], fractions=[1.0],
         train={"epochs": 1}, controls=False, precision="float32", root=tmp_path,

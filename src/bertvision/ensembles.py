@@ -1,4 +1,4 @@
-"""Combine predictions; the result is again Predictions."""
+"""Combine the predictions of several models."""
 
 from collections.abc import Sequence
 
@@ -8,36 +8,38 @@ from scipy.special import log_softmax, logsumexp
 from bertvision.errors import BertVisionError, lookup
 from bertvision.types import Predictions
 
-# Of log-probabilities stacked along axis 0; what comes out need not be normalized.
 COMBINATIONS = {
-    "max": lambda logs: logs.max(axis=0),
-    "mean": lambda logs: logsumexp(logs, axis=0) - np.log(len(logs)),
-    "product": lambda logs: logs.mean(axis=0),
+    "max": lambda log_probabilities: log_probabilities.max(axis=0),
+    "mean": lambda log_probabilities: logsumexp(log_probabilities, axis=0) - np.log(len(log_probabilities)),
+    "product": lambda log_probabilities: log_probabilities.mean(axis=0),
 }
+"""Functions of log-probabilities that are stacked along axis 0. The results need not be normalized."""
 
 
 def combine(members: Sequence[Predictions], how: str = "max") -> Predictions:
-    """Return log of the element-wise maximum (mean, product) of the softmaxes, renormalized; scores are averaged.
+    """Return the logarithm of the element-wise maximum (mean, product) of the members' probabilities, renormalized.
 
-    The softmax runs over classes, or for per-token logits over the tokens of a row, for start and end apart.
+    Probabilities are the softmax over classes. For logits per token, they are the softmax over the tokens of a row,
+    separately for start and end. Regression scores are averaged whatever `how` is.
     """
-    merge = lookup(COMBINATIONS, how, "way to combine")
-    first, others = members[0], members[1:]
-    for other in others:
-        if other.ids != first.ids or other.logits.shape != first.logits.shape:
-            raise BertVisionError("These predictions are not of the same rows, so they cannot be combined.")
-    if first.logits.shape[1] == 1:  # regression: there is nothing to normalize
+    combination = lookup(COMBINATIONS, how, "way to combine")
+    first = members[0]
+    for member in members[1:]:
+        if member.ids != first.ids or member.logits.shape != first.logits.shape:
+            raise BertVisionError("Predictions can be combined only if they are of the same rows and outputs.")
+    if first.logits.shape[1] == 1:  # regression
         logits = np.mean([member.logits for member in members], axis=0)
     elif first.offsets is None:
-        logits = log_softmax(merge(np.stack([log_softmax(member.logits, axis=1) for member in members])), axis=1)
+        stacked = np.stack([log_softmax(member.logits, axis=1) for member in members])
+        logits = log_softmax(combination(stacked), axis=1)
     else:
-        logs = merge(np.stack([_ragged_log_softmax(member.logits, first.offsets) for member in members]))
-        logits = _ragged_log_softmax(logs, first.offsets)
+        stacked = np.stack([_ragged_log_softmax(member.logits, first.offsets) for member in members])
+        logits = _ragged_log_softmax(combination(stacked), first.offsets)
     return Predictions(ids=first.ids, logits=logits.astype(np.float32), offsets=first.offsets)
 
 
 def _ragged_log_softmax(logits: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """Log-softmax over each row's tokens. (sum T, C) -> (sum T, C)"""
+    """Return the log-softmax over the tokens of each row. (sum T, C) -> (sum T, C)"""
     lengths = np.diff(offsets)
     shifted = logits - np.repeat(np.maximum.reduceat(logits, offsets[:-1]), lengths, axis=0)
     total = np.log(np.add.reduceat(np.exp(shifted), offsets[:-1]))

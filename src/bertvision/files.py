@@ -1,40 +1,42 @@
-"""Write files so that a crash never leaves half of one, and a full disk says so."""
+"""Atomic writes of files and directories, locks, hashes, and error messages about disks."""
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
 import platform
 import shutil
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import Tensor
+import psutil
 
 from bertvision.errors import BertVisionError
 
-HOST = platform.node() or "here"  # machines that share a disk may have processes of the same number
+if TYPE_CHECKING:
+    from torch import Tensor
+
+HOST = platform.node() or "localhost"  # machines that share a disk may have processes with the same id
+LOCK_POLL_SECONDS = 0.1
 
 
 def temporary_name(path: Path) -> Path:
-    """Where a file is written until it is whole."""
+    """Return the name under which a file is written until it is complete."""
     return path.with_name(f".{path.name}.{HOST}-{os.getpid()}.tmp")
 
 
 def rename_into_place(temporary: Path, path: Path) -> None:
-    """Give a synced file its name, for good."""
+    """Rename a synced file and sync its directory, so that the rename survives a power failure."""
     os.replace(temporary, path)
     sync_directory(path.parent)
 
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[BinaryIO]:
-    """Open a temporary file beside `path`; sync and rename it over `path` on success, drop it on failure."""
+    """Open a temporary file beside `path`; sync and rename it over `path` on success, delete it on failure."""
     path = Path(path)
     temporary = temporary_name(path)
     try:
@@ -47,7 +49,7 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
     except OSError as error:
         raise write_error(path, error) from error
     finally:
-        with suppress(OSError):  # whatever is wrong there has been said
+        with suppress(OSError):  # the error that matters has been raised already
             temporary.unlink(missing_ok=True)
 
 
@@ -65,7 +67,7 @@ def atomic_directory(path: Path) -> Iterator[Path]:
                 with open(file, "rb") as handle:
                     os.fsync(handle.fileno())
         sync_directory(temporary)
-        if path.exists():  # a leftover without its completion mark; rename cannot replace a full directory
+        if path.exists():  # incomplete, from an interrupted run; a rename cannot replace a directory that has files
             shutil.rmtree(path)
         rename_into_place(temporary, path)
     except OSError as error:
@@ -76,22 +78,60 @@ def atomic_directory(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def file_lock(path: Path, *, wait: bool) -> Iterator[None]:
-    """Let one process at a time make `path`; the others wait, or are refused."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = open(path.with_name(f".{path.name}.lock"), "w")
-    except OSError as error:
-        raise write_error(path, error) from error
-    with lock:
+    """Lock `path`, so that one process at a time writes it. Without `wait`, a lock that is held is an error."""
+    lock_path = path.with_name(f".{path.name}.lock")
+    with ExitStack() as held:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            held.enter_context(_system_lock(lock_path, wait))
         except BlockingIOError:
             raise BertVisionError(f"Another process is at work on {path}. Wait for it, or stop it.") from None
+        except OSError as error:
+            raise write_error(path, error) from error
         yield
 
 
+@contextmanager
+def _system_lock(lock_path: Path, wait: bool) -> Iterator[None]:
+    """Lock with `flock`, which the system releases when the process ends; where there is none, with a file."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        with _exclusive_file(lock_path, wait):
+            yield
+        return
+    with open(lock_path, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+
+
+@contextmanager
+def _exclusive_file(lock_path: Path, wait: bool) -> Iterator[None]:
+    """Lock by creating a file that must not exist yet. A file left by a process that has ended is removed."""
+    while True:
+        try:
+            with open(lock_path, "x") as file:
+                file.write(f"{HOST} {os.getpid()}")
+            break
+        except FileExistsError:
+            with suppress(OSError, ValueError):
+                host, process_id = lock_path.read_text().split(" ")
+                if host == HOST and not psutil.pid_exists(int(process_id)):
+                    lock_path.unlink()
+                    continue
+            if not wait:
+                raise BlockingIOError from None
+            time.sleep(LOCK_POLL_SECONDS)
+    try:
+        yield
+    finally:
+        lock_path.unlink(missing_ok=True)
+
+
 def sync_directory(path: Path) -> None:
-    """Make a rename in `path` survive a power cut."""
+    """Make a rename in `path` survive a power failure. Windows cannot open directories, and does not need this."""
+    if os.name == "nt":
+        return
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -100,11 +140,11 @@ def sync_directory(path: Path) -> None:
 
 
 def write_error(path: Path, error: OSError) -> BertVisionError:
-    """Say in one sentence why `path` could not be written, and what would help."""
+    """Return an error that says why `path` could not be written, and what would help."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return BertVisionError(
-            f"No space left on the disk while writing {path}. Free some space, or choose another place; "
-            "what was finished before is kept."
+            f"No space left on the disk while writing {path}. Free some space, or choose another directory. "
+            "Finished files are kept."
         )
     if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
         return BertVisionError(f"Cannot write {path}: {error.strerror}. Choose a directory you may write to.")
@@ -112,15 +152,13 @@ def write_error(path: Path, error: OSError) -> BertVisionError:
 
 
 def require_space(path: Path, size: int, what: str) -> None:
-    """Refuse early when the disk that holds `path` cannot take `size` more bytes."""
-    there = path
-    while not there.exists():
-        there = there.parent
-    free = shutil.disk_usage(there).free
+    """Raise an error if the disk that holds `path` has less than `size` bytes free."""
+    existing = next(directory for directory in (path, *path.absolute().parents) if directory.exists())
+    free = shutil.disk_usage(existing).free
     if free < size:
         raise BertVisionError(
             f"{what} needs {size / 1e6:,.0f} MB at {path}, but the disk has {free / 1e6:,.0f} MB free. "
-            "Free some space, or choose another place."
+            "Free some space, or choose another directory."
         )
 
 
@@ -131,7 +169,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path, what: str) -> Any:
-    """Read a JSON file, or say in one sentence why it cannot be read."""
+    """Read a JSON file. `what` names it in error messages."""
     try:
         return json.loads(Path(path).read_bytes())
     except FileNotFoundError:
@@ -149,23 +187,28 @@ def file_hash(path: Path) -> str:
 
 
 def value_hash(value: Any) -> str:
-    """Return 8 hex digits that name a JSON-able value."""
+    """Return 8 hex digits that identify a value that JSON can express."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
-def save_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+def save_tensors(path: Path, tensors: dict[str, "Tensor"], metadata: dict[str, str] | None = None) -> None:
     """Write a safetensors file, atomically."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file  # imports torch
+
     with atomic_write(path) as file:
         try:
             save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, file.name, metadata)
-        except SafetensorError as error:  # it wraps the operating system's errors in its own
+        except SafetensorError as error:  # wraps errors of the operating system
             code = errno.ENOSPC if "No space left" in str(error) else errno.EIO
             raise OSError(code, str(error)) from error
 
 
-def load_tensors(path: Path, what: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read a safetensors file and its metadata, or say in one sentence why it cannot be read."""
+def load_tensors(path: Path, what: str) -> tuple[dict[str, "Tensor"], dict[str, str]]:
+    """Read a safetensors file and its metadata. `what` names it in error messages."""
+    from safetensors import SafetensorError, safe_open
+
     try:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}

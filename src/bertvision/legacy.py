@@ -4,9 +4,11 @@ Nothing else in the package knows the old names. Files are never rewritten; they
 """
 
 import logging
-import re
 from collections.abc import Mapping
 from typing import Any
+
+from bertvision.heads import HeadConfig
+from bertvision.heads.legacy import upgrade_option
 
 logger = logging.getLogger(__name__)
 
@@ -21,17 +23,6 @@ METRIC_KEYS = {
 }
 KINDS = {"carried": "evaluated"}
 SHAPE_KEYS: dict[str, str] = {}
-HEAD_OPTIONS = {"copies": "members", "gather": "token_pooling", "texts": "encoding", "pooled": "pooler_output"}
-ENCODINGS = {"together": "cross", "apart": "bi"}
-TOKEN_POOLINGS = {"all": "flatten"}
-MODULES = {
-    "read": "classifier",
-    "pool": "layer_pooling",
-    "adapt": "adapter",
-    "gather": "token_pooling",
-    "copies": "members",
-}
-"""Names of the parts of a head, as they stand in the names of its tensors."""
 
 SETTINGS = {
     "backbone": "encoder",
@@ -76,25 +67,9 @@ def upgrade_metrics(values: Mapping[str, Any]) -> dict[str, Any]:
     return metrics
 
 
-def upgrade_tensors(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the weights of a head of a run of format 1 under their present names."""
-    return {".".join(MODULES.get(part, part) for part in key.split(".")): value for key, value in tensors.items()}
-
-
 def upgrade_head(spec: str) -> str:
     """Return a head's specification with the present names of options: "adapter:copies=3" -> "adapter:members=3"."""
-    name, _, rest = spec.partition(":")
-    options: dict[str, str] = {}
-    # A piece without "=" continues the value before it: layers=0,6,12.
-    pieces: list[str] = re.findall(r"[^=,]+=[^=]*(?=,[^=,]+=|$)", rest)
-    for key, _, value in (piece.strip(", ").partition("=") for piece in pieces):
-        key = HEAD_OPTIONS.get(key, key)
-        if key == "encoding":
-            value = ENCODINGS.get(value, value)
-        elif key == "token_pooling":
-            value = "+".join(TOKEN_POOLINGS.get(part, part) for part in value.split("+"))
-        options[key] = value
-    return name + ":" * bool(options) + ",".join(f"{key}={value}" for key, value in sorted(options.items()))
+    return spec if spec == "BERT" else str(HeadConfig.parse(spec))
 
 
 def upgrade_settings(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,7 +99,7 @@ def _flatten(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any
 
 def _layers_read(values: Mapping[str, Any]) -> dict[str, Any]:
     """Rename the entries of a description of the layers that an exported head reads."""
-    renamed = {"encoding" if key == "texts" else key: value for key, value in values.items()}
-    if "encoding" in renamed:
-        renamed["encoding"] = ENCODINGS.get(renamed["encoding"], renamed["encoding"])
-    return renamed
+    if "texts" not in values:
+        return dict(values)
+    option, encoding = upgrade_option("texts", values["texts"])
+    return {key: value for key, value in values.items() if key != "texts"} | {option: encoding}

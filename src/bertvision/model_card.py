@@ -1,81 +1,142 @@
-"""The card of a shared run: what it is, how good it is, how that was measured, how to use it."""
+"""The model card of a shared run: a README.md with the metadata that the Hugging Face Hub reads."""
 
+import json
 from typing import Any
 
 from bertvision.encoders import ENCODERS
-from bertvision.records import KINDS
 from bertvision.runs import Run
 
+KINDS = {
+    "bert": "an encoder that was fine-tuned with its own classification head",
+    "head": "a small head on the hidden states of all layers of a fine-tuned encoder",
+    "control": "a control model: a head that was trained for comparison with others",
+    "ensemble": "an ensemble of heads on fine-tuned encoders",
+}
 
-def card(run: Run, *, with_encoder: bool) -> str:
-    """Return the model card of a run as Markdown with a header that the Hub reads."""
-    task, metrics = run.record.task, run.metrics
-    first = (run.members() or [run])[0]
-    encoder = first.record.encoder
-    known = ENCODERS.get(encoder)
-    base = known.hub if known else encoder.rstrip("/").rsplit("/", 1)[-1] if encoder.startswith("/") else encoder
-    settings = run.record.settings
-    low, high = metrics.interval
-    primary = metrics.primary_metric
-    scores = [f"| {key} | {value:.2f} |" for key, value in metrics.scores.items()]
-    validation = [f"| {key}, validation | {value:.2f} |" for key, value in metrics.validation_scores.items()]
-    calibration = [f"| {key} (expected, in %) | {value:.2f} |" for key, value in metrics.calibration.items()]
-    where = "with it" if with_encoder else "not in this directory: name it when you load the head"
-    header = ["---", "library_name: bertvision", f"pipeline_tag: {pipeline_tag(task)}", f"base_model: {base}"]
-    header += ["tags:", "- bertvision", f"- {task['name']}", "---"]
+
+def model_card(run: Run, *, with_encoder: bool) -> str:
+    """Return the model card of a run as Markdown with YAML metadata."""
+    task = run.record.task
     lines = [
+        *_metadata(run),
+        "",
         f"# {task['name']}: {run.name}",
         "",
-        f"{task['summary']} This is {KINDS[run.kind]}, made with bertvision.",
+        f"{task['summary']} This model is {KINDS.get(run.kind, KINDS['head'])}. It was trained with bertvision.",
         "",
-        "## Scores",
+        *_usage(task),
         "",
-        f"{primary} {metrics.scores[primary]:.2f} on dev, 95 % of bootstrap samples of its rows within "
-        f"{low:.2f} - {high:.2f}.",
+        *_evaluation(run),
         "",
-        "| score | value |",
-        "|---|---:|",
-        *scores,
-        *validation,
-        *calibration,
+        *_training(run, with_encoder=with_encoder),
         "",
-        "## Protocol",
+        "## Limitations",
         "",
-        f"- Backbone: {base}, fine-tuned for {run.record.fraction:g} epochs; {where}.",
-        f"- SHA-256 of its weights: `{first.record.encoder_hash}`. Loading with any other is refused.",
-        f"- Parameters: {metrics.parameters:,}. At most {run.record.max_tokens} tokens a window.",
-        f"- One seed ({settings.get('seed', 0)}). Epoch, learning rate and thresholds were chosen on rows held out of "
-        "train; dev was predicted once.",
-        f"- Rows: {_rows(settings)}.",
-        "",
-        "## Use",
-        "",
-        "```python",
-        "import bertvision",
-        "",
-        'predictor = bertvision.load("this directory")',
-        f"print(predictor.predict({_sample(task)}))",
-        "```",
-        "",
-        "Answers are only as good as the data were like yours; measure on your own before you rely on them.",
+        "The scores hold for data like the training data. Evaluate the model on your own data before you rely on it.",
     ]
-    return "\n".join([*header, "", *lines]) + "\n"
+    return "\n".join(lines) + "\n"
 
 
 def pipeline_tag(task: dict[str, Any]) -> str:
-    """Return the Hub's word for what a task does."""
+    """Return the Hub's name for the type of a task."""
     if task["kind"] == "squad":
         return "text-classification" if task["answerable"] else "question-answering"
     return "text-classification" if task["classes"] else "sentence-similarity"
 
 
-def _rows(settings: dict[str, Any]) -> str:
-    data = settings.get("data", {})
-    limit, dev = data.get("limit", 0), data.get("limit_dev", 0)
-    return f"{f'{limit:,} drawn at random' if limit else 'all'} of train, {f'{dev:,}' if dev else 'all'} of dev"
+def _base_model(run: Run) -> tuple[str, bool]:
+    """Return the name of the pretrained encoder, and whether it is a name on the Hub."""
+    encoder = (run.members() or [run])[0].record.encoder
+    entry = ENCODERS.get(encoder)
+    if entry:
+        return entry.hub, True
+    if encoder.startswith(("/", ".", "~")):
+        return encoder.rstrip("/").rsplit("/", 1)[-1], False
+    return encoder, True
 
 
-def _sample(task: dict[str, Any]) -> str:
+def _metadata(run: Run) -> list[str]:
+    """Return the YAML block. Names are quoted as JSON strings, which are valid YAML."""
+    task, scores = run.record.task, run.metrics.scores
+    base_model, on_hub = _base_model(run)
+    name, tag = json.dumps(task["name"]), pipeline_tag(task)
+    return [
+        "---",
+        "library_name: bertvision",
+        f"pipeline_tag: {tag}",
+        *([f"base_model: {base_model}"] if on_hub else []),
+        "tags:",
+        "- bertvision",
+        f"- {name}",
+        "metrics:",
+        *(f"- {metric}" for metric in scores),
+        "model-index:",
+        f"- name: {name}",
+        "  results:",
+        "  - task:",
+        f"      type: {tag}",
+        "    dataset:",
+        f"      name: {name}",
+        f"      type: {name}",
+        "      split: dev",
+        "    metrics:",
+        *(line for metric, value in scores.items() for line in (f"    - type: {metric}", f"      value: {value:.2f}")),
+        "---",
+    ]
+
+
+def _usage(task: dict[str, Any]) -> list[str]:
     if task["kind"] == "squad":
-        return '("Who wrote it?", "It was written by Ann in Rome.")'
-    return '("one text", "another text")' if len(task["texts"]) > 1 else '"a text"'
+        example = '("Who wrote it?", "It was written by Ann in Rome.")'
+    else:
+        example = '("one text", "another text")' if len(task["texts"]) > 1 else '"a text"'
+    return [
+        "## Usage",
+        "",
+        "```python",
+        "from bertvision import TrainedModel",
+        "",
+        'model = TrainedModel.from_pretrained("path/to/this/directory")',
+        f"model.predict({example})",
+        "```",
+    ]
+
+
+def _evaluation(run: Run) -> list[str]:
+    metrics = run.metrics
+    primary, (low, high) = metrics.primary_metric, metrics.interval
+    validation, calibration = metrics.validation_scores, metrics.calibration
+    return [
+        "## Evaluation",
+        "",
+        f"The {primary} on the dev split is {metrics.scores[primary]:.2f} (95 % bootstrap interval over its rows: "
+        f"{low:.2f} to {high:.2f}).",
+        "",
+        "| metric | dev | validation |",
+        "|---|---:|---:|",
+        *(
+            f"| {metric} | {value:.2f} | {f'{validation[metric]:.2f}' if metric in validation else ''} |"
+            for metric, value in metrics.scores.items()
+        ),
+        *(f"| {error} (calibration error, %) | {value:.2f} | |" for error, value in calibration.items()),
+    ]
+
+
+def _training(run: Run, *, with_encoder: bool) -> list[str]:
+    record, first = run.record, (run.members() or [run])[0]
+    settings = record.settings
+    data = settings.get("data", {})
+    rows, dev_rows = data.get("limit", 0), data.get("limit_dev", 0)
+    included = "included" if with_encoder else "not included; pass its directory as `encoder` to `from_pretrained`"
+    return [
+        "## Training",
+        "",
+        f"- Encoder: {_base_model(run)[0]}, fine-tuned for {record.fraction:g} epochs ({included}).",
+        f"- SHA-256 of the encoder's weights: `{first.record.encoder_hash}`. Other weights are refused.",
+        f"- Head: `{run.name}`, {run.metrics.parameters:,} parameters.",
+        f"- Maximum length: {record.max_tokens} tokens per window.",
+        f"- Data: {f'a random sample of {rows:,} rows' if rows else 'all rows'} of the train split, "
+        f"{f'{dev_rows:,} rows' if dev_rows else 'all rows'} of the dev split.",
+        f"- Seed: {settings.get('seed', 0)}. Epoch, learning rate and thresholds were selected on validation rows held "
+        "out of the train split. The dev split was evaluated once.",
+    ]

@@ -89,12 +89,7 @@ class Run:
 
     def weights(self) -> dict[str, Tensor]:
         """Read the weights of the head."""
-        return self.read_tensors(self.directory / "head.safetensors")
-
-    def read_tensors(self, path: Path) -> dict[str, Tensor]:
-        """Read the weights of a head that belongs to this run; tensors of format 1 are renamed."""
-        tensors = load_tensors(path, "head")[0]
-        return legacy.upgrade_tensors(tensors) if self._is_legacy else tensors
+        return load_tensors(self.directory / "head.safetensors", "head")[0]
 
     @property
     def encoder_directory(self) -> Path:

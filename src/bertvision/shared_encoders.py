@@ -12,7 +12,17 @@ from torch import Tensor, nn
 from bertvision import devices
 from bertvision.encoders import BERT_HEAD_FILE, Encoder, load_encoder, weights_hash
 from bertvision.errors import BertVisionError
-from bertvision.heads import BertHead, LayerSelect, build_head, parse, select_from_view, select_layers
+from bertvision.files import load_tensors
+from bertvision.heads import (
+    BertHead,
+    HeadConfig,
+    LayerSelect,
+    build_head,
+    load_head_weights,
+    select_from_view,
+    select_layers,
+    upgrade_state_dict,
+)
 from bertvision.runs import Run
 from bertvision.types import StateView
 
@@ -106,13 +116,14 @@ class EncoderPool:
         shared_encoder, name = self._shared_encoder(run), str(run.directory.resolve())
         if name not in shared_encoder.heads:
             shape = run.record.head_shape
-            head = build_head(run.name, shape)
-            head.load_state_dict(run.weights())
+            config = HeadConfig.parse(run.name)
+            head = build_head(config, shape)
+            load_head_weights(head, run.weights())
             # Trained beside a head that has texts read apart, it need not look at states that have them.
             lowest = -shape.own_layers if _uses_bi_encoding(head) else 0
             seen = StateView(layers=tuple(range(lowest, shape.own_layers)), pooled=shape.pooled)
             select_from_view(head, seen, shape.own_layers)
-            if parse(run.name)[1].get("pooler_output"):
+            if config.pooler_output:
                 head = HeadWithPooler(head, self._own_head(run))
             shared_encoder.heads[name] = head.to(devices.device()).eval().requires_grad_(False)
         return AttachedHead(shared_encoder, name)
@@ -141,7 +152,7 @@ class EncoderPool:
     def _own_head(self, run: Run) -> BertHead:
         shape = run.record.head_shape
         last = BertHead(replace(shape, layers=shape.own_layers, pooled=False, apart=False))
-        last.load_state_dict(run.read_tensors(own_head_file(run)))
+        load_head_weights(last, load_tensors(own_head_file(run), "head of BERT's own")[0])
         return last.to(devices.device()).eval().requires_grad_(False)
 
 
@@ -158,11 +169,10 @@ def layers_read(run: Run) -> dict[str, Any]:
     available = run.record.head_shape.own_layers
     if run.kind == "bert":
         return {"of": available, "layers": [available - 1], "pooled": False, "encoding": "cross", "weights": None}
-    name, options = parse(run.name)
-    layers = [available - 1] if name == "last" else select_layers(options.get("layers", "all"), available)
-    pooled, weights = bool(options.get("pooler_output")), None
-    for key, value in run.weights().items():
+    config = HeadConfig.parse(run.name)
+    layers = [available - 1] if config.name == "last" else select_layers(config.layers, available)
+    pooled, weights = config.pooler_output, None
+    for key, value in upgrade_state_dict(run.weights()).items():
         if key.endswith("layer_pooling.weights") and value.ndim == 1 and len(value) == len(layers) + pooled:
             weights = value.softmax(dim=0).tolist()
-    encoding = options.get("encoding", "cross")
-    return {"of": available, "layers": layers, "pooled": pooled, "encoding": encoding, "weights": weights}
+    return {"of": available, "layers": layers, "pooled": pooled, "encoding": config.encoding, "weights": weights}

@@ -1,10 +1,10 @@
-"""A run as one directory that can be given away: weights, tokenizer, settings, and a card that says how good it is.
+"""Save a run as one directory that can be shared: weights, tokenizer, settings and a model card.
 
-experiment.json, metrics.json   as in a run, so that every command takes the directory for one
-head.safetensors                its head; for an ensemble, members/<n>/ hold those of its members
-config.json, tokenizer*, ...    the backbone as a Hugging Face directory, or without its weights the rest of it
-last.safetensors, bert/         BERT's own head, and the settings of its answers
-README.md                       the card
+experiment.json, metrics.json   as in a run, so that every command accepts the directory as a run
+head.safetensors                weights of the head; for an ensemble, members/<n>/ contain those of its members
+config.json, tokenizer*, ...    the encoder in the Hugging Face format, with or without its weights
+last.safetensors, bert/         the encoder's own fine-tuned head, and the settings of its answers
+README.md                       the model card
 """
 
 import os
@@ -16,75 +16,87 @@ from typing import Any
 
 from bertvision.encoders import BERT_HEAD_FILE
 from bertvision.errors import BertVisionError
-from bertvision.files import atomic_directory, require_space, save_tensors
-from bertvision.model_card import card
+from bertvision.files import atomic_directory, require_space
+from bertvision.model_card import model_card
 from bertvision.records import RunRecord
 from bertvision.runs import Run, is_finished, write_metrics, write_record
 from bertvision.shared_encoders import own_head_file
 
-WEIGHTS = re.compile(r"model.*\.safetensors(\.index\.json)?")
-# What stands beside a backbone but does not belong to it.
-LEFT_OUT = {"checkpoint.json", "point.json", BERT_HEAD_FILE, "README.md"}
+WEIGHT_FILES = re.compile(r"model.*\.safetensors(\.index\.json)?")
+EXCLUDED_FILES = {"checkpoint.json", "point.json", BERT_HEAD_FILE, "README.md"}
+"""Files in the directory of an encoder that are not part of it."""
 
 
 def save_pretrained(run: Run, directory: Path, *, encoder: bool = True) -> Path:
-    """Write all that answering needs into `directory`; without the backbone, its name and hash stand for it."""
+    """Save all that predictions need to `directory`, and return it.
+
+    Without `encoder`, only the name and the hash of the encoder are saved.
+    """
     if run.record.export is not None:
-        raise BertVisionError(f"{run.directory} is an exported run; its directory can be given away as it is.")
+        raise BertVisionError(f"{run.directory} is an exported run. Its directory can be shared as it is.")
     if directory.exists() and any(directory.iterdir()) and not is_finished(directory):
-        raise BertVisionError(f"{directory} is not empty, and no shared run either. Choose another directory.")
+        raise BertVisionError(f"{directory} is not empty and not a shared run. Choose another directory.")
     members = run.members()
-    if len({each.record.encoder_hash for each in members or [run]}) > 1:
-        raise BertVisionError("This ensemble reads several backbones; one directory holds one. Share its members.")
+    if len({member.record.encoder_hash for member in members or [run]}) > 1:
+        raise BertVisionError("The members of this ensemble use several encoders; share each member by itself.")
     first = (members or [run])[0]
     if encoder and not first.has_encoder:
-        raise BertVisionError(f"The backbone of {run.directory} is not here. Leave it out, or put it at its place.")
+        raise BertVisionError(
+            f"{run.directory} has no encoder at {first.encoder_directory}. Share the run without its encoder."
+        )
     if encoder:
         size = sum(file.stat().st_size for file in first.encoder_directory.iterdir() if file.is_file())
         require_space(directory, size, "The shared run")
-    with atomic_directory(directory) as place:
-        _copy_encoder(first, place, weights=encoder)
+    with atomic_directory(directory) as temporary:
+        _copy_encoder(first, temporary, weights=encoder)
         for number, member in enumerate(members):
-            write_answering(member, place / "members" / str(number), {"encoder_path": "../.."})
+            write_inference_files(member, temporary / "members" / str(number), {"encoder_path": "../.."})
         if (bert := run.bert()) is not None and not members:
-            write_answering(bert, place / "bert", {"encoder_path": ".."})
-        (place / "README.md").write_text(card(run, with_encoder=encoder), encoding="utf-8")
+            write_inference_files(bert, temporary / "bert", {"encoder_path": ".."})
+        (temporary / "README.md").write_text(model_card(run, with_encoder=encoder), encoding="utf-8")
         paths = tuple(f"members/{number}" for number in range(len(members)))
-        write_answering(run, place, {"encoder_path": ".", "members": paths})
+        write_inference_files(run, temporary, {"encoder_path": ".", "members": paths})
     return directory
 
 
-def write_answering(run: Run, place: Path, changes: dict[str, Any], *, weights: bool = True) -> None:
-    """Write what of a run turns tokens into answers: experiment, head and metrics, not its predictions."""
-    place.mkdir(parents=True, exist_ok=True)
-    write_record(place, replace(RunRecord.from_dict(without_places(run.record.to_dict())), **changes))
+def write_inference_files(run: Run, directory: Path, changes: dict[str, Any], *, weights: bool = True) -> None:
+    """Write the part of a run that predictions need: record, head and metrics, without the saved predictions.
+
+    Args:
+        run: The run.
+        directory: Where to write.
+        changes: Fields of the record to replace.
+        weights: Whether to write the weights of the head.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    write_record(directory, replace(RunRecord.from_dict(strip_paths(run.record.to_dict())), **changes))
     if weights and (run.directory / "head.safetensors").is_file():
-        save_tensors(place / "head.safetensors", run.weights())
-    write_metrics(place, run.metrics)
+        shutil.copyfile(run.directory / "head.safetensors", directory / "head.safetensors")
+    write_metrics(directory, run.metrics)
 
 
-def copy_tokenizer(run: Run, place: Path) -> None:
-    """Copy what turns text into tokens."""
+def copy_tokenizer(run: Run, directory: Path) -> None:
+    """Copy the tokenizer and the configuration of the encoder."""
     for file in sorted(run.encoder_directory.iterdir()):
-        if file.is_file() and not WEIGHTS.fullmatch(file.name) and file.name not in LEFT_OUT:
-            shutil.copyfile(file, place / file.name)
+        if file.is_file() and not WEIGHT_FILES.fullmatch(file.name) and file.name not in EXCLUDED_FILES:
+            shutil.copyfile(file, directory / file.name)
 
 
-def _copy_encoder(run: Run, place: Path, *, weights: bool) -> None:
-    copy_tokenizer(run, place)
+def _copy_encoder(run: Run, directory: Path, *, weights: bool) -> None:
+    copy_tokenizer(run, directory)
     if weights:
         for file in sorted(run.encoder_directory.iterdir()):
-            if WEIGHTS.fullmatch(file.name):
-                shutil.copyfile(file, place / file.name)
-    save_tensors(place / BERT_HEAD_FILE, run.read_tensors(own_head_file(run)))
+            if WEIGHT_FILES.fullmatch(file.name):
+                shutil.copyfile(file, directory / file.name)
+    shutil.copyfile(own_head_file(run), directory / BERT_HEAD_FILE)
 
 
-def without_places(value: Any) -> Any:
-    """Shorten every path of this machine to its last part."""
+def strip_paths(value: Any) -> Any:
+    """Shorten every path in a JSON value to its last part, so that no path of this machine is shared."""
     if isinstance(value, dict):
-        return {key: without_places(each) for key, each in value.items()}
+        return {key: strip_paths(entry) for key, entry in value.items()}
     if isinstance(value, list):
-        return [without_places(each) for each in value]
+        return [strip_paths(entry) for entry in value]
     if isinstance(value, str) and os.sep in value:
         return re.sub(r"(?:(?<=^)|(?<=\s))(?:~|\.{0,2})?(?:/[^/\s]+)+/([^/\s]+)/?", r"\1", value)
     return value

@@ -1,6 +1,6 @@
-"""A finished run, ready to answer."""
+"""A trained model: the encoder, heads and task of a finished run, ready to predict."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -21,219 +21,249 @@ from bertvision.types import Features, Predictions
 
 BATCH_ROWS = 64
 BATCH_TOKENS = 8192
-POSITIONS = ("text", "text_pair")
-"""What the texts of an item may be called in any task, so that one item can be put to several."""
+GENERIC_NAMES = ("text", "text_pair")
+"""Names of texts that every task accepts, so that one item can be sent to models of different tasks."""
 
 Item = str | tuple[str, str] | Mapping[str, str]
 """A text, a pair of texts, or {"question": ..., "context": ...}."""
 
 
 class TrainedModel:
-    """Backbone, head(s) and task of a run: text in, answers out."""
+    """The encoder, head(s) and task of a run. `predict` takes texts and returns answers."""
 
     def __init__(self, run: Run, encoder_pool: EncoderPool | OnnxEncoder | None = None):
-        """Predictors that are given the same `trunks` share every backbone they have in common."""
+        """Load the model of a run. Models with the same `encoder_pool` share the encoders they have in common."""
         self.run = run
         self.task: Task = task_from_dict(run.record.task)
         self.max_tokens: int = run.record.max_tokens
         self.settings: dict[str, float] = run.metrics.decoding
         encoder_pool = encoder_pool or EncoderPool()
         self.members = run.members() or [run]
-        self.parts = [encoder_pool.add(member) for member in self.members]
-        self.own = encoder_pool.add_own(self.members[0])
+        self.attached_heads = [encoder_pool.add(member) for member in self.members]
+        self.bert_head = encoder_pool.add_own(self.members[0])
         bert = run.bert()
-        self.own_settings: dict[str, float] = bert.metrics.decoding if bert else {}
-        reading = load_encoder_info(str(self._tokenizer_place()))
-        self._tokenizer, self.pad_ids = reading.tokenizer, reading.pad_ids
+        self.bert_settings: dict[str, float] = bert.metrics.decoding if bert else {}
+        encoder_info = load_encoder_info(str(self._tokenizer_directory()))
+        self._tokenizer, self.pad_ids = encoder_info.tokenizer, encoder_info.pad_ids
 
     @classmethod
     def from_pretrained(cls, directory: str | Path, encoder: str = "") -> "TrainedModel":
-        """Load a run by its directory; `backbone` names one that is elsewhere, which must be the same."""
+        """Load a run from its directory.
+
+        `encoder` is the directory or Hub name of the encoder, for a model that was saved without it. Its weights must
+        be those that the head was trained on.
+        """
         return load(directory, encoder)
 
     def save_pretrained(self, directory: str | Path, *, encoder: bool = True) -> Path:
-        """Write all that answering needs into one directory, with the backbone or only its name and hash."""
+        """Save the model, its tokenizer and a model card to one directory.
+
+        Without `encoder`, only the name and the hash of the encoder are saved.
+        """
         return sharing.save_pretrained(self.run, Path(directory), encoder=encoder)
 
     @cached_property
-    def readings(self) -> set[tuple[str, str]]:
-        """The forward passes an answer costs: one per backbone, one more for a head that has texts read apart."""
-        found = {(part.shared_encoder.weights, "cross") for part in self.parts}
-        return found | {
-            (part.shared_encoder.weights, "bi")
-            for part, reads in zip(self.parts, self.layers, strict=True)
-            if reads.get("encoding", "cross") != "cross"
+    def forward_passes(self) -> set[tuple[str, str]]:
+        """The forward passes of a prediction, as pairs (hash of the encoder, "cross" or "bi" encoding).
+
+        There is one per encoder, and another one if a head uses bi-encoding.
+        """
+        cross = {(head.shared_encoder.weights, "cross") for head in self.attached_heads}
+        return cross | {
+            (head.shared_encoder.weights, "bi")
+            for head, usage in zip(self.attached_heads, self.layers, strict=True)
+            if usage.get("encoding", "cross") != "cross"
         }
 
     @property
-    def passes(self) -> int:
-        """How many forward passes an answer costs."""
-        return len(self.readings)
+    def num_forward_passes(self) -> int:
+        """Number of forward passes of a prediction."""
+        return len(self.forward_passes)
 
-    def asked(self, *, own: bool) -> list[AttachedHead]:
-        """Return the heads that an answer needs, BERT's own among them if it shall stand beside."""
-        parts = [*self.parts, self.own] if own else self.parts
-        return [part for place, part in enumerate(parts) if part not in parts[:place]]
+    def required_heads(self, *, bert: bool) -> list[AttachedHead]:
+        """Return the distinct heads that a prediction needs; with `bert`, also the encoder's own head."""
+        heads = [*self.attached_heads, self.bert_head] if bert else self.attached_heads
+        return [head for index, head in enumerate(heads) if head not in heads[:index]]
 
     @property
     def layers(self) -> list[dict[str, Any]]:
-        """Which layers each member's head reads, and with what weights where it learned them."""
+        """The layers that the head of each member uses, and their weights if the head learned such."""
         return [{"name": member.name, **layers_read(member)} for member in self.members]
 
     def predict(self, items: Item | Sequence[Item], *, nbest: int | None = None, bert: bool = False) -> Any:
-        """Answer one item with a dictionary, or a list of items with a list of them.
+        """Return the answer to one item as a dictionary, or the answers to a list of items as a list.
 
-        `nbest` cuts the list of candidate answers; with `bert`, BERT's own answer stands beside, at no second pass.
+        Args:
+            items: A text, a pair of texts, or a mapping such as {"question": ..., "context": ...}; or a list of these.
+            nbest: Number of candidate answers to list, for question answering.
+            bert: Add the answer of the encoder's own fine-tuned head as "bert". This needs no further forward pass.
         """
         if isinstance(items, str | Mapping) or (isinstance(items, tuple) and all(isinstance(i, str) for i in items)):
             return self.predict([cast(Item, items)], nbest=nbest, bert=bert)[0]
         if not isinstance(items, Sequence):
-            raise BertVisionError(f"Give a text, a pair, an object, or a list of them; got {type(items).__name__}.")
+            raise BertVisionError(
+                f"Expected a text, a pair of texts, a dictionary, or a list of these; got {type(items).__name__}."
+            )
         if not items:
             return []
         features = self.encode(items)
-        return self.present(self.read(features, own=bert), features, nbest=nbest, bert=bert)
+        return self.format_answers(self.compute_logits(features, bert=bert), features, nbest=nbest, bert=bert)
 
     def encode(self, items: Sequence[Item]) -> Features:
-        """Check items against what the task reads, and tokenize them; a long context makes several rows."""
+        """Validate and tokenize items. A long context is split into several rows."""
         return self.encode_examples([self._example(index, item) for index, item in enumerate(items)])
 
     def encode_examples(self, examples: Sequence[Example]) -> Features:
-        """Tokenize rows of a data set."""
+        """Tokenize examples of a dataset."""
         return self.task.encode(examples, self._tokenizer, self.max_tokens)
 
-    def read(self, features: Features, *, own: bool = False) -> dict[AttachedHead, Predictions]:
-        """Run the rows through every backbone once, and return what each head on it says."""
-        offsets = features.offsets if self.task.per_token else None
+    def compute_logits(self, features: Features, *, bert: bool = False) -> dict[AttachedHead, Predictions]:
+        """Run each encoder once on every row, and return the logits of each head."""
         tokens = TokenBatches(features, BATCH_ROWS, self.pad_ids, budget=BATCH_TOKENS)
-        groups: dict[str, list[AttachedHead]] = {}
-        for part in self.asked(own=own):
-            groups.setdefault(part.shared_encoder.weights, []).append(part)
-        found: dict[AttachedHead, list[np.ndarray]] = {part: [] for parts in groups.values() for part in parts}
+        heads_by_encoder: dict[str, list[AttachedHead]] = {}
+        for head in self.required_heads(bert=bert):
+            heads_by_encoder.setdefault(head.shared_encoder.weights, []).append(head)
+        logits: dict[AttachedHead, list[np.ndarray]] = {
+            head: [] for heads in heads_by_encoder.values() for head in heads
+        }
         order: list[int] = []
         with bar("predict", total=tokens.rows) as advance:
             for batch in tokens.epoch(0):
                 assert isinstance(batch.inputs, dict)
                 lengths = features.lengths[batch.rows]
-                for parts in groups.values():
-                    wanted = {part.head: np.arange(len(batch.rows)) for part in parts}
-                    read = parts[0].shared_encoder.read(batch.inputs, batch.mask, wanted)
-                    for part in parts:
-                        logits = read[part.head]
-                        rows = logits if offsets is None else (row[:n] for row, n in zip(logits, lengths, strict=True))
-                        found[part] += list(rows)
+                for heads in heads_by_encoder.values():
+                    wanted = {head.head: np.arange(len(batch.rows)) for head in heads}
+                    outputs = heads[0].shared_encoder.read(batch.inputs, batch.mask, wanted)
+                    for head in heads:
+                        rows = outputs[head.head]
+                        if self.task.per_token:
+                            rows = [row[:length] for row, length in zip(rows, lengths, strict=True)]
+                        logits[head] += list(rows)
                 order += batch.rows.tolist()
                 advance(len(batch.rows))
-        back = np.argsort(order)
-        return {part: self.gather([rows[i] for i in back], features) for part, rows in found.items()}
+        positions = np.argsort(order)  # batches are sorted by length; this restores the order of the features
+        return {head: self.stack_logits([rows[i] for i in positions], features) for head, rows in logits.items()}
 
-    def gather(self, rows: Sequence[np.ndarray], features: Features) -> Predictions:
-        """Lay the logits of rows together: each (C,), or (T, C) for spans."""
+    def stack_logits(self, rows: Sequence[np.ndarray], features: Features) -> Predictions:
+        """Stack the logits of rows: each (C,), or (T, C) if the task has logits per token."""
         if not self.task.per_token:
             return Predictions(ids=features.ids, logits=np.stack(rows))
         return Predictions(ids=features.ids, logits=np.concatenate(rows), offsets=features.offsets)
 
-    def combine(self, found: Mapping[AttachedHead, Predictions]) -> Predictions:
-        """Make the run's answer of what its members say."""
-        members = [found[part] for part in self.parts]
+    def combine_members(self, predictions: Mapping[AttachedHead, Predictions]) -> Predictions:
+        """Return the predictions of the model: those of its head, or of its members combined."""
+        members = [predictions[head] for head in self.attached_heads]
         return members[0] if len(members) == 1 else combine(members, self.run.record.how)
 
-    def present(
+    def format_answers(
         self,
-        found: Mapping[AttachedHead, Predictions],
+        predictions: Mapping[AttachedHead, Predictions],
         features: Features,
         *,
         nbest: int | None = None,
         bert: bool = False,
     ) -> list[dict[str, Any]]:
-        """Turn what the heads say into one answer per item, in the items' order."""
-        answers = self.task.present(self.combine(found), features, self.settings)
-        beside = self.task.present(found[self.own], features, self.own_settings) if bert else {}
-        for id, answer in answers.items():
-            if bert:
-                answer["bert"] = beside[id]
-            for each in (answer, answer.get("bert", {})):
-                if nbest is not None and "nbest" in each:
-                    each["nbest"] = each["nbest"][:nbest]
+        """Convert the logits of the heads to one answer per item, in the order of the items."""
+        answers = self.task.present(self.combine_members(predictions), features, self.settings)
+        if bert:
+            bert_answers = self.task.present(predictions[self.bert_head], features, self.bert_settings)
+            for id, answer in answers.items():
+                answer["bert"] = bert_answers[id]
+        for answer in answers.values():
+            for candidates in (answer, answer.get("bert", {})):
+                if nbest is not None and "nbest" in candidates:
+                    candidates["nbest"] = candidates["nbest"][:nbest]
         return [answers[str(index)] for index in range(len(answers))]
 
     def logits(self, features: Features) -> Predictions:
-        """Return the run's logits for every row."""
-        return self.combine(self.read(features))
+        """Return the logits of the model for every row."""
+        return self.combine_members(self.compute_logits(features))
 
     def score_file(self, path: Path) -> dict[str, float]:
-        """Predict a labelled file in the task's format, and score the answers."""
+        """Predict a labelled file in the format of the task, and return the scores."""
         examples = self.task.read(path)
         features = self.encode_examples(examples)
-        found = self.logits(features)
-        scores = self.task.score(self.task.answers(found, features, self.settings), examples)
-        return scores | self.task.calibration(found, features, self.settings, examples)
+        predictions = self.logits(features)
+        scores = self.task.score(self.task.answers(predictions, features, self.settings), examples)
+        return scores | self.task.calibration(predictions, features, self.settings, examples)
 
-    def _tokenizer_place(self) -> Path | str:
-        """Where the tokenizer is: with a shared or exported run, else with its backbone."""
+    def _tokenizer_directory(self) -> Path | str:
+        """Return where the tokenizer is: with a shared or exported run, else with the encoder."""
         first = self.members[0]
         export = self.run.record.export
         exported = self.run.directory / (export.directory if export else ".")
-        for place in (self.run.directory, exported, first.encoder_directory):
-            if (place / "tokenizer.json").is_file():
-                return place
+        for directory in (self.run.directory, exported, first.encoder_directory):
+            if (directory / "tokenizer.json").is_file():
+                return directory
         return first.record.encoder
 
     def _example(self, index: int, item: Item) -> Example:
-        """Check an item against what the task reads."""
-        wanted = self.task.inputs
+        """Validate an item and convert it to an example."""
+        inputs = self.task.inputs
+        expected = f"{self.task.name} takes {', '.join(inputs)}"
         if isinstance(item, Mapping):
-            names = wanted
-            if set(item) <= set(POSITIONS) and not set(wanted) <= set(item):
-                names = POSITIONS[: len(item)]
+            names = inputs
+            if set(item) <= set(GENERIC_NAMES) and not set(inputs) <= set(item):
+                names = GENERIC_NAMES[: len(item)]
             missing = [name for name in names if name not in item]
             if missing:
-                raise BertVisionError(f"Item {index} lacks {missing[0]!r}; {self.task.name} reads {', '.join(wanted)}.")
+                raise BertVisionError(f"Item {index} lacks {missing[0]!r}; {expected}.")
             texts = tuple(item[name] for name in names)
         else:
             texts = (item,) if isinstance(item, str) else tuple(item) if isinstance(item, tuple | list) else ()
-        if len(texts) != len(wanted):
-            raise BertVisionError(
-                f"Item {index} has {len(texts)} text(s); {self.task.name} reads {len(wanted)}: {', '.join(wanted)}."
-            )
+        if len(texts) != len(inputs):
+            raise BertVisionError(f"Item {index} has {len(texts)} text(s) instead of {len(inputs)}; {expected}.")
         if not all(isinstance(text, str) and text.strip() for text in texts):
-            raise BertVisionError(f"Item {index} has an empty text; {self.task.name} reads {', '.join(wanted)}.")
+            raise BertVisionError(f"Item {index} has an empty text; {expected}.")
         if any("\ud800" <= character <= "\udfff" for text in texts if not text.isascii() for character in text):
-            raise BertVisionError(f"Item {index} holds half a character (a lone surrogate); send valid Unicode.")
+            raise BertVisionError(f"Item {index} contains a lone surrogate, which is not valid Unicode.")
         return Example(id=str(index), texts=texts, label=None)
 
 
 def load(run: str | Path | Run, encoder: str = "") -> TrainedModel:
-    """Load a finished, shared or exported run by its directory."""
-    found = load_all([run], encoder)
-    if len(found) > 1:
-        paths = ", ".join(str(each.run.directory) for each in found)
-        raise BertVisionError(f"{run} holds {len(found)} models; name one of them: {paths}.")
-    return found[0]
+    """Load a finished, shared or exported run from its directory."""
+    models = load_all([run], encoder)
+    if len(models) > 1:
+        paths = ", ".join(str(model.run.directory) for model in models)
+        raise BertVisionError(f"{run} contains {len(models)} models; choose one of {paths}.")
+    return models[0]
 
 
 def load_all(runs: Sequence[str | Path | Run], encoder: str = "") -> list[TrainedModel]:
-    """Load several runs; those on the same backbone share it, and its forward pass."""
+    """Load several runs. Runs on the same encoder share it, and its forward pass."""
     encoder_pool = EncoderPool(encoder)
-    exports: dict[Path, OnnxEncoder] = {}
-    found = []
-    for given in runs:
-        inside = exported_runs(Path(given)) if not isinstance(given, Run) and is_exported(Path(given)) else None
-        for run in inside or [given if isinstance(given, Run) else open_run(Path(given))]:
-            if run.record.export is not None:
-                place = (run.directory / run.record.export.directory).resolve()
-                if place not in exports:
-                    exports[place] = OnnxEncoder(place)
-                found.append(TrainedModel(run, exports[place]))
-            else:
-                found.append(TrainedModel(run, encoder_pool))
-    return found
+    onnx_encoders: dict[Path, OnnxEncoder] = {}
+    models = []
+    for run in _open_runs(runs):
+        if run.record.export is not None:
+            directory = (run.directory / run.record.export.directory).resolve()
+            if directory not in onnx_encoders:
+                onnx_encoders[directory] = OnnxEncoder(directory)
+            models.append(TrainedModel(run, onnx_encoders[directory]))
+        else:
+            models.append(TrainedModel(run, encoder_pool))
+    return models
 
 
-def below(paths: Sequence[Path]) -> list[Path]:
-    """Replace each directory that is no run itself by the shared and exported runs right below it."""
-    found: list[Path] = []
+def _open_runs(runs: Sequence[str | Path | Run]) -> Iterator[Run]:
+    """Open runs by directory. The directory of an export stands for all runs in it."""
+    for run in runs:
+        if isinstance(run, Run):
+            yield run
+        elif is_exported(Path(run)):
+            yield from exported_runs(Path(run))
+        else:
+            yield open_run(Path(run))
+
+
+def expand_directories(paths: Sequence[Path]) -> list[Path]:
+    """Replace each directory that is not a run by the finished and exported runs directly inside it."""
+    directories: list[Path] = []
     for path in paths:
-        inside = sorted(each for each in path.glob("*") if is_finished(each) or is_exported(each))
-        found += [path] if is_finished(path) or is_exported(path) or not inside else inside
-    return found
+        runs = [] if _is_model(path) else sorted(child for child in path.glob("*") if _is_model(child))
+        directories += runs or [path]
+    return directories
+
+
+def _is_model(directory: Path) -> bool:
+    return is_finished(directory) or is_exported(directory)

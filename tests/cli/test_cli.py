@@ -300,7 +300,7 @@ def test_a_question_that_fills_the_window(cli, tiny, tmp_path):
 def test_mistakes_in_prediction(cli, runs, tmp_path):
     best = runs[1].best.directory
     refused(cli("predict", best), "Nothing to predict")
-    refused(cli("predict", best, "one", "two"), "reads 1")
+    refused(cli("predict", best, "one", "two"), "instead of 1")
     refused(cli("predict", best, " "), "empty text")
     refused(cli("predict", best, "--question", "who", "--context", "ann"), "lacks 'text'")
     refused(cli("predict", best, "--file", write(tmp_path / "x.jsonl", '"fine"', "broken")), "line 2")

@@ -32,7 +32,7 @@ import torch  # noqa: E402
 import bertvision  # noqa: E402
 from bertvision import trained_model  # noqa: E402
 from bertvision.cli import training as commands  # noqa: E402
-from bertvision.heads import DEFAULT_HEADS  # noqa: E402
+from bertvision.heads import default_head  # noqa: E402
 from bertvision.lab import experiment as config  # noqa: E402
 from bertvision.lab import (  # noqa: E402
     extraction,
@@ -75,7 +75,7 @@ def rows_of(result: Any) -> list[dict[str, Any]]:
 
 def demo_settings() -> dict[str, dict[str, Any]]:
     """The demo's experiments by task."""
-    heads = {task: [*commands.DEMO_HEADS, DEFAULT_HEADS[TASKS[task].kind][-1]] for task in commands.DEMO_TASKS}
+    heads = {task: [*commands.DEMO_HEADS, str(default_head(TASKS[task].kind))] for task in commands.DEMO_TASKS}
     return {
         task: {"task": task, "heads": list(dict.fromkeys(heads[task])), **commands.DEMO} for task in commands.DEMO_TASKS
     }

@@ -25,7 +25,7 @@ PAIRS = ("compare", "align")  # which say nothing of a text that is alone
 TRIED = [f"max+{gather}" if gather in PAIRS else gather for gather in TOKEN_POOLINGS]
 CASES += [(f"{name}:token_pooling={g}", SENTENCE) for name in ("learned", "adapter-skip") for g in TRIED]
 CASES += [(small(name, f"token_pooling={g}"), SENTENCE) for name in HEADS if name != "last" for g in ("cls", "max")]
-CASES += [("adapter:norm=true,start=0.05,token_pooling=cls+mean+max", SENTENCE), ("adapter-skip:norm=true", SPAN)]
+CASES += [("adapter:norm=true,init_std=0.05,token_pooling=cls+mean+max", SENTENCE), ("adapter-skip:norm=true", SPAN)]
 CASES += [
     ("adapter:layers=last,token_pooling=max", SENTENCE),
     ("adapter:layers=0,2,4", SPAN),
@@ -152,7 +152,7 @@ def test_states_in_the_type_it_learns_in_are_as_good(spec, shape):
 def test_bfloat16_is_used_in_training():
     hidden, mask = states(SENTENCE)
     torch.manual_seed(0)
-    head = build_head("adapter:members=2,size=8,start=0.5,token_pooling=max", SENTENCE).train()
+    head = build_head("adapter:members=2,size=8,init_std=0.5,token_pooling=max", SENTENCE).train()
     plain = [each.detach() for each in head(hidden, mask)]
     half = [each.detach() for each in set_training_precision("bfloat16", head)(hidden, mask)]
     for a, b in zip(plain, half, strict=True):

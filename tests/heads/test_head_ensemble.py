@@ -8,14 +8,14 @@ from bertvision.types import HeadShape
 
 SENTENCE = HeadShape(layers=3, tokens=8, width=16, outputs=2, per_token=False)
 SPECS = {
-    "adapter:members=3,size=4,start=0.5,token_pooling=max+compare+align": True,
-    "adapter:members=2,size=4,start=0.5,token_pooling=mean": True,
-    "adapter:members=2,size=4,start=0.5,token_pooling=attention": False,
-    "adapter:members=2,norm=true,size=4,start=0.5,token_pooling=max": False,
-    "adapter-independent:members=2,size=4,start=0.5,token_pooling=max": False,
-    "adapter-skip:members=2,size=4,start=0.5,token_pooling=max": False,
-    "adapter:dropout=0.5,members=2,size=4,start=0.5,token_pooling=max": False,
-    "adapter:members=2,size=4,start=0.5": False,
+    "adapter:members=3,size=4,init_std=0.5,token_pooling=max+compare+align": True,
+    "adapter:members=2,size=4,init_std=0.5,token_pooling=mean": True,
+    "adapter:members=2,size=4,init_std=0.5,token_pooling=attention": False,
+    "adapter:members=2,norm=true,size=4,init_std=0.5,token_pooling=max": False,
+    "adapter-independent:members=2,size=4,init_std=0.5,token_pooling=max": False,
+    "adapter-skip:members=2,size=4,init_std=0.5,token_pooling=max": False,
+    "adapter:dropout=0.5,members=2,size=4,init_std=0.5,token_pooling=max": False,
+    "adapter:members=2,size=4,init_std=0.5": False,
 }
 
 
@@ -43,7 +43,7 @@ def test_merged_copies_find_and_learn_what_they_would_one_by_one(spec, precision
 
 
 def test_copies_for_every_token_merge_too():
-    head = build_head("adapter:members=2,size=4,start=0.5", replace(SENTENCE, per_token=True)).eval()
+    head = build_head("adapter:members=2,size=4,init_std=0.5", replace(SENTENCE, per_token=True)).eval()
     assert head.merges
     hidden, mask = torch.randn(2, 3, 5, 16), torch.ones(2, 5)
     merged = head(hidden, mask)

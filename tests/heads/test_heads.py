@@ -1,6 +1,8 @@
 """Names, options and exact sizes."""
 
-from dataclasses import replace
+import json
+import pickle
+from dataclasses import FrozenInstanceError, replace
 
 import pytest
 import torch
@@ -9,22 +11,26 @@ from bertvision.errors import BertVisionError
 from bertvision.heads import (
     HEADS,
     TOKEN_POOLINGS,
+    HeadConfig,
     LayerSelect,
-    build_for,
+    build_for_view,
     build_head,
-    canonical,
-    count,
+    count_parameters,
     expand,
-    last_layer_only,
-    parse,
+    options_of,
+    required_view,
     select_layers,
-    view_of,
+    upgrade_state_dict,
 )
 from bertvision.types import HeadShape
 
 BERT_LARGE = 335_141_888
 SPAN = HeadShape(layers=25, tokens=386, width=1024, outputs=2, per_token=True)
 SENTENCE = HeadShape(layers=26, tokens=386, width=1024, outputs=1, per_token=False)
+
+
+def count(spec: str, shape: HeadShape) -> tuple[int, int]:
+    return count_parameters(HeadConfig.parse(spec), shape)
 
 
 @pytest.mark.parametrize(
@@ -99,21 +105,63 @@ def test_published_sizes_of_adapter_pooler_for_spans(layers, width, parameters):
     assert count("adapter-pooler", shape)[0] == parameters
 
 
-def test_options_are_read_and_written_one_way():
-    assert parse("adapter:layers=0,6,12,size=8") == ("adapter", {"layers": "0,6,12", "size": 8})
-    assert canonical("adapter:size=8,token_pooling=max") == "adapter:size=8,token_pooling=max"
-    assert canonical("learned:pooler_output=True") == "learned:pooler_output=true"
-    assert last_layer_only("adapter:pooler_output=true,token_pooling=max") == "adapter:layers=last,token_pooling=max"
+def test_specifications_are_parsed_and_written_one_way():
+    config = HeadConfig.parse("adapter:layers=0,6,12,size=8")
+    assert config == HeadConfig("adapter", size=8, layers="0,6,12")
+    assert (config.name, dict(config.given)) == ("adapter", {"layers": "0,6,12", "size": 8})
+    assert config.options == options_of("adapter") | {"layers": "0,6,12", "size": 8}
+    assert str(HeadConfig.parse("adapter: token_pooling=max,size=8")) == "adapter:size=8,token_pooling=max"
+    assert str(HeadConfig.parse("learned:pooler_output=True")) == "learned:pooler_output=true"
+    assert str(HeadConfig("learned")) == "learned"
+
+
+def test_configurations_are_values():
+    config = HeadConfig.parse("adapter:pooler_output=true,size=8,token_pooling=max")
+    assert str(config.last_layer_only()) == "adapter:layers=last,size=8,token_pooling=max"
+    assert str(config.replace(size=4, norm=True)) == "adapter:norm=true,pooler_output=true,size=4,token_pooling=max"
+    assert HeadConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+    assert pickle.loads(pickle.dumps(config)) == config and eval(repr(config)) == config
+    assert len({config, HeadConfig.parse(str(config)), config.replace(size=9)}) == 2
+    with pytest.raises(FrozenInstanceError):
+        config.name = "mean"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("adapter:gather=max+all,copies=3", "adapter:members=3,token_pooling=max+flatten"),
+        ("adapter:texts=apart,gather=max", "adapter:encoding=bi,token_pooling=max"),
+        ("adapter:texts=together,start=0.05", "adapter:encoding=cross,init_std=0.05"),
+        ("adapter:texts=both,gather=mean", "adapter:encoding=both,token_pooling=mean"),
+        ("learned:pooled=true,layers=all", "learned:layers=all,pooler_output=true"),
+    ],
+)
+def test_option_names_of_the_previous_version(old, new):
+    assert str(HeadConfig.parse(old)) == new
+
+
+def test_weights_of_the_previous_version():
+    head = build_head(
+        "adapter:layers=last2,members=2,size=4,token_pooling=attention+max", replace(SPAN, per_token=False)
+    )
+    new = head.state_dict()
+    names = {"members": "copies", "adapter": "adapt", "token_pooling": "gather", "poolings": "gathers"}
+    names |= {"classifier": "read", "layer_pooling": "pool"}
+    old = {".".join(names.get(part, part) for part in key.split(".")): value for key, value in new.items()}
+    assert "head.copies.1.gather.gathers.0.score.weight" in old and "head.copies.0.read.bias" in old
+    assert upgrade_state_dict(old, new).keys() == new.keys()
+    assert upgrade_state_dict({"read.weight": 1}) == {"classifier.weight": 1}
+    assert upgrade_state_dict({"read.weight": 1}, {"read.weight"}) == {"read.weight": 1}  # a part of a user's own head
 
 
 def test_lists_of_heads():
-    assert expand("learned,adapter:layers=0,6,size=8,token_pooling=max,mean") == [
+    assert [str(config) for config in expand("learned,adapter:layers=0,6,size=8,token_pooling=max,mean")] == [
         "learned",
         "adapter:layers=0,6,size=8,token_pooling=max",
         "mean",
     ]
-    assert set(expand("adapter*")) == {name for name in HEADS if name.startswith("adapter")}
-    assert set(expand("all")) == set(HEADS) - {"last"}
+    assert {str(config) for config in expand("adapter*")} == {name for name in HEADS if name.startswith("adapter")}
+    assert {config.name for config in expand("all")} == set(HEADS) - {"last"}
 
 
 @pytest.mark.parametrize(
@@ -134,8 +182,8 @@ def test_layer_selection(text, expected):
         ("adapter:layers=9", "do not exist"),
         ("adapter:layers=first", "not understood"),
         ("learned:pooler_output=true", "pooled"),
-        ("adapter:members=0", "copies from 1 to"),
-        ("adapter:members=1000000", "copies from 1 to"),
+        ("adapter:members=0", "members from 1 to"),
+        ("adapter:members=1000000", "members from 1 to"),
     ],
 )
 def test_mistakes_get_a_sentence(spec, words):
@@ -211,10 +259,11 @@ def test_a_head_of_both_readings_is_one_of_each():
     answer = head.eval()(hidden, mask)
     hidden[:, 0] += 1.0  # a layer of the texts read apart
     assert not torch.equal(head(hidden, mask), answer)
-    view = view_of([spec.replace("size=4", "size=4,layers=1,3")], PAIR)
+    config = HeadConfig.parse(spec).replace(layers="1,3")
+    view = required_view([config], PAIR)
     assert view.layers == (-4, -2, 1, 3, 4)
-    seen = build_for(spec.replace("size=4", "size=4,layers=1,3"), PAIR, view).eval()
-    whole = build_head(spec.replace("size=4", "size=4,layers=1,3"), PAIR).eval()
+    seen = build_for_view(config, PAIR, view).eval()
+    whole = build_head(config, PAIR).eval()
     whole.load_state_dict(seen.state_dict())
     among = [PAIR.numbers.index(number) for number in view.layers]
     assert torch.equal(seen(hidden[:, among], mask), whole(hidden, mask))
@@ -223,9 +272,9 @@ def test_a_head_of_both_readings_is_one_of_each():
 @pytest.mark.parametrize(
     ("spec", "why"),
     [
-        ("adapter:encoding=bi", "one text only"),
+        ("adapter:encoding=bi", "first text only"),
         ("adapter:encoding=beside", "value of encoding"),
-        ("learned:encoding=both,pooler_output=true,token_pooling=max", "pooled"),
+        ("learned:encoding=both,pooler_output=true,token_pooling=max", "pooler_output"),
         ("last:encoding=bi", "option of head"),
     ],
 )
@@ -235,7 +284,7 @@ def test_readings_that_make_no_sense_are_refused(spec, why):
 
 
 def test_states_of_texts_read_together_are_refused():
-    with pytest.raises(BertVisionError, match="which these states are not of"):
+    with pytest.raises(BertVisionError, match="hold none"):
         build_head("adapter:encoding=bi,token_pooling=max", replace(PAIR, apart=False))
 
 

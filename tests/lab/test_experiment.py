@@ -4,7 +4,7 @@ import pytest
 
 from bertvision.encoders import ENCODERS
 from bertvision.errors import BertVisionError
-from bertvision.heads import parse
+from bertvision.heads import HeadConfig
 from bertvision.lab.experiment import Experiment, apply, check, load, make, merge, preset, presets
 from bertvision.tasks import TASKS
 
@@ -68,7 +68,7 @@ def test_presets_are_whole():
     for name in presets():
         experiment = check(preset(name))
         task = TASKS[experiment.task]
-        assert experiment.encoder in ENCODERS and all(map(parse, experiment.heads))
+        assert experiment.encoder in ENCODERS and all(map(HeadConfig.parse, experiment.heads))
         assert bool(experiment.heads) == ("-bert-" not in name)
         if not name.startswith("squad2"):
             assert experiment.data.max_tokens == task.max_tokens and experiment.finetune.batch_size == task.batch_size

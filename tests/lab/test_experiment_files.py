@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from bertvision import heads
 from bertvision.errors import BertVisionError
+from bertvision.heads import HeadConfig
 from bertvision.lab import experiment as config
 from bertvision.lab.studies import STUDIES, StudyOptions
 from bertvision.tasks import TASKS
@@ -24,7 +24,7 @@ def test_it_can_be_run(path):
         assert set(experiment.head_fractions) <= set(experiment.fractions) and set(options.studies) <= set(STUDIES)
         assert set(options.to) <= set(TASKS)
         for spec in experiment.heads:
-            heads.parse(spec)
+            HeadConfig.parse(spec)
 
 
 def test_a_file_of_one_can_be_run_alone_and_one_of_several_says_how():

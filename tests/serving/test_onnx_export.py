@@ -94,8 +94,8 @@ def test_an_export_is_loaded_as_a_run_and_moves(spans, tmp_path):
         first, second = (each.predict(("who made the tower", context), bert=True) for each in (one, other))
         assert (first["answer"], first["bert"]["answer"]) == (second["answer"], second["bert"]["answer"])
         assert first["null_probability"] == pytest.approx(second["null_probability"], abs=1e-4)
-        assert other.layers == one.layers and "onnxruntime" in other.own.shared_encoder.runs_on
-    with pytest.raises(BertVisionError, match="name one of them"):
+        assert other.layers == one.layers and "onnxruntime" in other.bert_head.shared_encoder.runs_on
+    with pytest.raises(BertVisionError, match="choose one of"):
         load(moved)
     assert load(next((moved / "runs").iterdir())).predict(("who", context))
 
@@ -107,7 +107,7 @@ def test_int8_is_smaller_and_held_to_its_own_limits(sentences, tmp_path):
     assert all(report["largest_difference"] > 1e-4 for report in reports)  # it is int8 indeed
     types = {node.op_type for node in onnx.load(tmp_path / "int8" / GRAPH).graph.node}
     assert "MatMulInteger" in types or "DynamicQuantizeMatMul" in types
-    assert "int8" in load_all([tmp_path / "int8"])[0].own.shared_encoder.runs_on
+    assert "int8" in load_all([tmp_path / "int8"])[0].bert_head.shared_encoder.runs_on
 
 
 def test_a_graph_that_answers_otherwise_is_not_kept(sentences, tmp_path, monkeypatch):
@@ -118,7 +118,7 @@ def test_a_graph_that_answers_otherwise_is_not_kept(sentences, tmp_path, monkeyp
     def damaged(path, shared_encoder, *given, **named):
         weights = [
             p
-            for name, p in shared_encoder.heads[chosen[0].parts[0].head].named_parameters()
+            for name, p in shared_encoder.heads[chosen[0].attached_heads[0].head].named_parameters()
             if name.endswith("classifier.weight")
         ]
         with torch.no_grad():
@@ -197,7 +197,7 @@ def test_texts_read_apart_and_together_answer_the_same_from_a_graph(tiny, tmp_pa
         probability = torch_one.predict(pair)["probability"]
         assert onnx_one.predict(pair)["probability"] == pytest.approx(probability, abs=1e-4)
     assert [each.layers[0]["encoding"] for each in models if each.run.name == both] == ["both"]
-    assert {each.run.name: each.passes for each in models if each.run.kind != "ensemble"} == {
+    assert {each.run.name: each.num_forward_passes for each in models if each.run.kind != "ensemble"} == {
         "BERT": 1,
         "learned": 1,
         both: 2,
@@ -206,5 +206,5 @@ def test_texts_read_apart_and_together_answer_the_same_from_a_graph(tiny, tmp_pa
 
 
 def test_one_text_cannot_be_read_apart(tiny, reviews, tmp_path):
-    with pytest.raises(BertVisionError, match="is no pair"):
+    with pytest.raises(BertVisionError, match="encodes two texts separately"):
         make(tiny, reviews, tmp_path, ["adapter:encoding=bi,token_pooling=max"])

@@ -309,7 +309,7 @@ def test_a_disk_that_fills_up_meanwhile(tmp_path, left):
                     (disk / "ballast").write_bytes(b"x" * max(0, usage.f_bavail * usage.f_bsize - left * 1024))
 
         source, again = Crowded(LENGTHS, width=64), Made(LENGTHS, width=64)
-        refused(lambda: source.write(disk / "s", shard=30_000), "No space left on the disk", "what was finished before")
+        refused(lambda: source.write(disk / "s", shard=30_000), "No space left on the disk", "Finished files are kept")
         assert not list((disk / "s").glob(".*"))
         refused(lambda: Store(disk / "s"), "is unfinished")
         whole = [ends for n, ends in enumerate(calm.layout.bounds) if (disk / "s" / f"{n:05}.states").exists()]

@@ -156,15 +156,9 @@ def serve(
 
     Example: bertvision serve RUN OTHER_RUN --port 8000
     """
-    try:
-        from bertvision.serving import ServerSettings
-        from bertvision.serving.server import serve as run_server
-    except ImportError as error:
-        raise BertVisionError(
-            f"The server needs the packages of the extra `serve` ({error.name} is missing): "
-            "pip install 'bertvision[serve]'."
-        ) from error
     from bertvision import trained_model
+    from bertvision.serving import ServerSettings
+    from bertvision.serving.server import serve as run_server
 
     settings = ServerSettings(
         max_batch_tokens=budget,
@@ -179,7 +173,7 @@ def serve(
         api_key=_key(key_file),
         cors_origins=tuple(cors or ()),
     )
-    models = trained_model.load_all(trained_model.below(runs), encoder)
+    models = trained_model.load_all(trained_model.expand_directories(runs), encoder)
 
     def ready(url: str, note: str) -> None:
         print(f"{note}\nServing at {url}  (page: {url}, documentation: {url}docs)", flush=True)

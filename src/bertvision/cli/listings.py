@@ -62,13 +62,13 @@ def heads(
 
     Example: bertvision heads --tokens 128 --width 384 --layers 7 --outputs 2 --no-per-token
     """
-    from bertvision.heads import HEADS, count
+    from bertvision.heads import HEADS, HeadConfig, count_parameters
     from bertvision.types import HeadShape
 
     shape = HeadShape(layers=layers, tokens=tokens, width=width, outputs=outputs, per_token=per_token)
     rows = []
     for name, row in HEADS.items():
-        held, trained = count(name, shape)
+        held, trained = count_parameters(HeadConfig(name), shape)
         rows.append(
             {"head": name, "parameters": held, "trainable": trained, "summary": row.summary, "paper": row.paper}
         )

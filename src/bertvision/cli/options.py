@@ -4,14 +4,15 @@ import inspect
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 from typer.models import ArgumentInfo
 
 from bertvision.errors import BertVisionError
-from bertvision.lab import experiment as config
-from bertvision.lab.experiment import Experiment
+
+if TYPE_CHECKING:
+    from bertvision.lab.experiment import Experiment
 
 # Flag -> (setting, type, help). A flag left out leaves the setting as the file or the default has it.
 FLAGS: dict[str, tuple[str, type, str]] = {
@@ -74,6 +75,8 @@ def experiment_flags(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def wrapped(**given: Any) -> None:
+        from bertvision.lab import experiment as config
+
         flags = {name: given.pop(name) for name in FLAGS}
         file, settings, preset = given.pop("config_file"), given.pop("settings"), given.pop("preset")
         if "experiments" in own:
@@ -91,9 +94,10 @@ def experiment_flags(command: Callable[..., None]) -> Callable[..., None]:
     return wrapped
 
 
-def apply_overrides(experiment: Experiment, flags: dict[str, Any], settings: list[str]) -> Experiment:
+def apply_overrides(experiment: "Experiment", flags: dict[str, Any], settings: list[str]) -> "Experiment":
     """Lay flags and --set over an experiment."""
-    from bertvision import heads  # torch comes with it, which --help need not wait for
+    from bertvision import heads
+    from bertvision.lab import experiment as config
 
     for name, value in flags.items():
         if value is None:
@@ -102,7 +106,7 @@ def apply_overrides(experiment: Experiment, flags: dict[str, Any], settings: lis
         if name in ("fractions", "at"):
             value = _numbers(value, name)
         elif name == "heads":
-            value = heads.expand(value)
+            value = [str(config) for config in heads.expand(value)]
         section, _, name = key.rpartition(".")
         experiment = config.merge(experiment, {section: {name: value}} if section else {name: value})
     return config.apply(experiment, settings)

@@ -8,9 +8,9 @@ import typer
 from bertvision.cli import output
 from bertvision.cli.options import experiment_flags
 from bertvision.cli.training import Cluster, Json, Root
-from bertvision.lab.experiment import Experiment
 
 if TYPE_CHECKING:
+    from bertvision.lab.experiment import Experiment
     from bertvision.lab.search import SearchResult
 
 SHOWN = 10  # trials in the table
@@ -22,7 +22,7 @@ def register(app: typer.Typer) -> None:
 
 
 def search(
-    experiment: Experiment,
+    experiment: "Experiment",
     what: Annotated[str, typer.Option(help="head, or bert: the baseline, with the same budget.")] = "head",
     trials: Annotated[int, typer.Option(help="Settings to try, over all processes.")] = 20,
     seeds: Annotated[int, typer.Option(help="Seeds of every trial; its score is their mean.")] = 1,

@@ -9,10 +9,9 @@ from bertvision.cli import output
 from bertvision.cli.options import experiment_flags
 from bertvision.cli.training import Cluster, Json, Root
 from bertvision.errors import BertVisionError
-from bertvision.lab import extraction
-from bertvision.lab.experiment import Experiment
 
 if TYPE_CHECKING:
+    from bertvision.lab.experiment import Experiment
     from bertvision.states import Store
     from bertvision.types import StateView
 
@@ -36,7 +35,7 @@ def register(app: typer.Typer) -> None:
 
 
 def extract(
-    experiment: Experiment,
+    experiment: "Experiment",
     splits: Annotated[str, typer.Option(help="Which of train,validation,dev.")] = "train,validation,dev",
     layers: Layers = "all",
     first: First = False,
@@ -50,6 +49,7 @@ def extract(
 
     Example: bertvision extract --task stsb --limit 1000 --at 0.3 --store-dtype int8
     """
+    from bertvision.lab import extraction
 
     made = []
     options: dict[str, Any] = {"first": first, "pooled": pooled, "texts": texts, "address": address}
@@ -59,7 +59,7 @@ def extract(
 
 
 def estimate(
-    experiment: Experiment,
+    experiment: "Experiment",
     splits: Annotated[str, typer.Option(help="Which of train,validation,dev.")] = "train,validation,dev",
     layers: Layers = "all",
     first: First = False,
@@ -71,6 +71,7 @@ def estimate(
 
     Example: bertvision store estimate --task squad2 --encoder bert-large-uncased
     """
+    from bertvision.lab import extraction
 
     found = extraction.estimate(experiment, _splits(splits), layers, first=first, pooled=pooled, texts=texts)
     if as_json:

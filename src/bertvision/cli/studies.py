@@ -11,9 +11,9 @@ from bertvision.cli import output
 from bertvision.cli.options import experiment_flags
 from bertvision.cli.training import Cluster, Json, Root
 from bertvision.errors import BertVisionError
-from bertvision.lab.experiment import Experiment, merge
 
 if TYPE_CHECKING:
+    from bertvision.lab.experiment import Experiment
     from bertvision.lab.studies import Result
 
 
@@ -25,7 +25,7 @@ def register(app: typer.Typer) -> None:
 
 
 def study(
-    experiments: list[tuple[Experiment, dict[str, Any]]],
+    experiments: "list[tuple[Experiment, dict[str, Any]]]",
     name: Annotated[str, typer.Argument(help="A study of `bertvision study list`; all: those that suit the task.")],
     seeds: Annotated[str, typer.Option(help="Of fine-tuning and heads, e.g. 0,1,2.", show_default=False)] = "",
     to: Annotated[str, typer.Option(help="transfer: the tasks a head goes to.", show_default=False)] = "",
@@ -38,6 +38,7 @@ def study(
     Example: bertvision study curve --task stsb --limit 1000 --fractions 0.1,0.3,1 --seeds 0,1
     """
     from bertvision.lab import studies
+    from bertvision.lab.experiment import merge
     from bertvision.lab.report import tables
 
     if name == "list":

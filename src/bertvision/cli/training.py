@@ -3,15 +3,17 @@
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from bertvision.cli import output
 from bertvision.cli.options import experiment_flags
 from bertvision.errors import BertVisionError
-from bertvision.lab.experiment import Experiment, make
 from bertvision.progress import is_main_rank
+
+if TYPE_CHECKING:
+    from bertvision.lab.experiment import Experiment
 
 Root = Annotated[Path, typer.Option("--runs", help="Where runs are kept.")]
 Cluster = Annotated[str, typer.Option("--cluster", help="Ray cluster to work on: ray://HOST:PORT, or auto.")]
@@ -34,7 +36,7 @@ def register(app: typer.Typer) -> None:
         app.command()(command)
 
 
-def run(experiment: Experiment, root: Root = Path("runs"), as_json: Json = False) -> None:
+def run(experiment: "Experiment", root: Root = Path("runs"), as_json: Json = False) -> None:
     """The whole line: fine-tune, train heads and controls, ensemble, score.
 
     Example: bertvision run --task stsb --limit 1000 --heads learned,adapter:token_pooling=max
@@ -48,7 +50,7 @@ def run(experiment: Experiment, root: Root = Path("runs"), as_json: Json = False
     _print_comparison(result, as_json)
 
 
-def _run_multitask(experiment: Experiment, root: Path, as_json: bool) -> None:
+def _run_multitask(experiment: "Experiment", root: Path, as_json: bool) -> None:
     """One backbone for all tasks, and the backbone of each task alone beside it."""
     from bertvision.lab import pipeline
 
@@ -91,7 +93,7 @@ def _run_multitask(experiment: Experiment, root: Path, as_json: bool) -> None:
     print("Runs on the shared backbone answer with one forward pass for all: bertvision serve RUN RUN ...")
 
 
-def finetune(experiment: Experiment, root: Root = Path("runs"), as_json: Json = False) -> None:
+def finetune(experiment: "Experiment", root: Root = Path("runs"), as_json: Json = False) -> None:
     """Fine-tune a backbone; save and score it at every fraction.
 
     Example: bertvision finetune --task rotten-tomatoes --fractions 0.1,0.3,1 --limit 2000
@@ -123,7 +125,7 @@ def finetune(experiment: Experiment, root: Root = Path("runs"), as_json: Json = 
         print(f"Backbones: {checkpoints.directory}")
 
 
-def _apart(experiment: Experiment) -> list[Experiment]:
+def _apart(experiment: "Experiment") -> "list[Experiment]":
     """One experiment for each task that `--task a,b,c` names."""
     from dataclasses import replace
 
@@ -150,7 +152,7 @@ def _curve(data: Any, checkpoints: Any) -> list[dict[str, Any]]:
     ]
 
 
-def train(experiment: Experiment, root: Root = Path("runs"), as_json: Json = False) -> None:
+def train(experiment: "Experiment", root: Root = Path("runs"), as_json: Json = False) -> None:
     """Train heads (and their controls) on the states of a fine-tuned backbone; fine-tunes it first if need be.
 
     Example: bertvision train --task stsb --limit 1000 --at 0.3 --heads adapter:size=32,token_pooling=max
@@ -235,13 +237,14 @@ def demo(root: Root = Path("runs")) -> None:
     Example: bertvision demo
     """
     from bertvision import trained_model
-    from bertvision.heads import DEFAULT_HEADS
+    from bertvision.heads import default_head
     from bertvision.lab import pipeline
+    from bertvision.lab.experiment import make
     from bertvision.tasks import TASKS
 
     chosen = []
     for task, items in DEMO_TASKS.items():
-        heads = list(dict.fromkeys([*DEMO_HEADS, DEFAULT_HEADS[TASKS[task].kind][-1]]))
+        heads = list(dict.fromkeys([*DEMO_HEADS, str(default_head(TASKS[task].kind))]))
         result = pipeline.run(make(task=task, heads=heads, **DEMO), root=root)
         _print_comparison(result, as_json=False)
         for item, answer in zip(items, trained_model.load(result.best).predict(items), strict=True):

@@ -23,7 +23,6 @@ from bertvision.encoders.encoder import Encoder, EncoderWithHead, first_position
 from bertvision.encoders.table import ENCODERS
 from bertvision.errors import BertVisionError
 from bertvision.files import require_space, save_tensors
-from bertvision.legacy import upgrade_tensors
 from bertvision.sources import answers, unpack
 
 # Their classification head is BERT's pooler (dense, tanh) and classifier under other names.
@@ -56,7 +55,7 @@ def load_encoder(name: str, precision: str = "float32") -> LoadedEncoder:
         model_body, last = _read_weights(where, config)
         own = Path(where) / BERT_HEAD_FILE
         if own.is_file():
-            last = upgrade_tensors(load_file(own))  # earlier versions called its classifier "read"
+            last = load_file(own)
     if known and known.fresh_pooler:
         last = {key: value for key, value in last.items() if not key.startswith("pooler.")}
     dropout = getattr(config, "classifier_dropout", None)

@@ -13,14 +13,14 @@ class Adapter(nn.Module):
     """
 
     def __init__(
-        self, layers: int, width: int, size: int, *, shared: bool = True, norm: bool = False, start: float = 1e-3
+        self, layers: int, width: int, size: int, *, shared: bool = True, norm: bool = False, init_std: float = 1e-3
     ):
         super().__init__()
         copies = 1 if shared else layers
         self.weight = nn.Parameter(torch.empty(copies, width, size))
         self.bias = nn.Parameter(torch.zeros(copies, 1, size))
         self.norm = norm
-        nn.init.trunc_normal_(self.weight, std=start, a=-2 * start, b=2 * start)
+        nn.init.trunc_normal_(self.weight, std=init_std, a=-2 * init_std, b=2 * init_std)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.norm:

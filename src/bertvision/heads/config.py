@@ -1,74 +1,164 @@
-"""How heads are written: "adapter:layers=0,6,12,size=64"."""
+"""Configurations of heads, and their specifications: "adapter:layers=0,6,12,size=64"."""
 
 import fnmatch
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from inspect import Parameter, signature
 from typing import Any
 
 from bertvision.errors import BertVisionError, lookup
+from bertvision.heads.legacy import upgrade_option
 from bertvision.heads.table import HEADS
 from bertvision.heads.token_pooling import TOKEN_POOLINGS
 
 ENCODINGS = {
-    "cross": "the encoder reads the texts of a pair as one",
-    "bi": "it reads each by itself",
-    "both": "a head on each of these, or its copies; their mean answers",
+    "cross": "the encoder reads both texts of a pair in one sequence",
+    "bi": "the encoder reads each text of a pair separately",
+    "both": "an ensemble of a cross-encoding head and a bi-encoding head",
 }
 
 MAX_MEMBERS = 100  # a misspelt number should not fill the memory
 
-COMMON = {"token_pooling": "cls", "dropout": 0.0}
-"""What every head but `last` takes beside its own options."""
+OptionValue = str | int | float | bool
 
 
-def parse(spec: str) -> tuple[str, dict[str, Any]]:
-    """Read "adapter:layers=0,6,12,size=64" as a name and its options."""
-    name, _, rest = spec.partition(":")
-    known = options_of(name.strip())
-    options: dict[str, Any] = {}
-    # A piece without "=" continues the one before it: layers=0,6,12.
-    for piece in re.findall(r"[^=,]+=[^=]*(?=,[^=,]+=|$)", rest) if rest else []:
-        key, _, value = piece.strip(", ").partition("=")
-        default = lookup(known, key.strip(), f"option of head {name!r}")
-        options[key.strip()] = _convert(value.strip(), default, key.strip())
-    if rest and not options:
-        raise BertVisionError(f"Head {spec!r} is not of the form name:option=value,option=value.")
-    if options.get("size", 1) < (0 if name == "adapter-pooler" else 1) or not 0 <= options.get("dropout", 0) < 1:
-        raise BertVisionError(f"Head {spec!r} needs size >= 1 and dropout from 0 to less than 1.")
-    if not 1 <= options.get("members", 1) <= MAX_MEMBERS:
-        raise BertVisionError(f"Head {spec!r} needs copies from 1 to {MAX_MEMBERS}.")
-    for pooling in options.get("token_pooling", "cls").split("+"):
-        lookup(TOKEN_POOLINGS, pooling, "token_pooling")
-    if lookup(ENCODINGS, options.get("encoding", "cross"), "value of encoding") and uses_bi_encoding(options):
-        if options.get("token_pooling", known["token_pooling"]) == "cls":
-            raise BertVisionError(f"Head {spec!r} would see one text only; with texts apart, name a gather, e.g. max.")
-        if options.get("pooler_output"):
-            raise BertVisionError(f"Head {spec!r} wants BERT's pooled [CLS], which is of texts that are read together.")
-    return name.strip(), options
+@dataclass(frozen=True, init=False, repr=False)
+class HeadConfig:
+    """A head and the options that were given for it: HeadConfig("adapter", size=32, token_pooling="max").
+
+    Options that were not given have the defaults of `options_of(name)`. `str(config)` is the canonical specification,
+    which `HeadConfig.parse` reads. Configurations are immutable and hashable.
+    """
+
+    name: str
+    given: tuple[tuple[str, OptionValue], ...]
+    """The options that were given, sorted by name."""
+
+    def __init__(self, name: str, **options: Any):
+        defaults = options_of(name)
+        converted = {
+            key: _convert(value, lookup(defaults, key, f"option of head {name!r}"), key)
+            for key, value in options.items()
+        }
+        object.__setattr__(self, "name", name)
+        object.__setattr__(self, "given", tuple(sorted(converted.items())))
+        self._check()
+
+    @classmethod
+    def parse(cls, spec: str) -> "HeadConfig":
+        """Read a specification such as "adapter:layers=0,6,12,size=64". Option names of the previous version work."""
+        name, _, rest = spec.partition(":")
+        # A piece without "=" continues the one before it: layers=0,6,12.
+        pieces = re.findall(r"[^=,]+=[^=]*(?=,[^=,]+=|$)", rest)
+        if rest and not pieces:
+            raise BertVisionError(f"Head {spec!r} is not of the form name:option=value,option=value.")
+        pairs = (piece.strip(", ").partition("=") for piece in pieces)
+        return cls(name.strip(), **dict(upgrade_option(key.strip(), value.strip()) for key, _, value in pairs))
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "HeadConfig":
+        """Return the configuration that `to_dict` described."""
+        return cls(values["name"], **values.get("options", {}))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the configuration as plain JSON."""
+        return {"name": self.name, "options": dict(self.given)}
+
+    def __str__(self) -> str:
+        """Return the canonical specification."""
+        pairs = [f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in self.given]
+        return f"{self.name}:{','.join(pairs)}" if pairs else self.name
+
+    def __repr__(self) -> str:
+        return f"HeadConfig.parse({str(self)!r})"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """All options of the head: those that were given, and the defaults of the others."""
+        return options_of(self.name) | dict(self.given)
+
+    @property
+    def layers(self) -> str:
+        """The encoder layers that the head reads, as `select_layers` takes them."""
+        return self.options["layers"]
+
+    @property
+    def members(self) -> int:
+        """The number of independently initialised copies whose logits are averaged."""
+        return self.options["members"]
+
+    @property
+    def encoding(self) -> str:
+        """How the encoder reads pairs of texts: "cross", "bi" or "both"."""
+        return self.options.get("encoding", "cross")
+
+    @property
+    def pooler_output(self) -> bool:
+        """Whether the head also reads BERT's pooled [CLS], as one more layer."""
+        return self.options["pooler_output"]
+
+    @property
+    def uses_bi_encoding(self) -> bool:
+        """Whether the head reads hidden states of texts that were encoded separately."""
+        return self.encoding != "cross"
+
+    def replace(self, **options: Any) -> "HeadConfig":
+        """Return a copy with some options changed."""
+        return HeadConfig(self.name, **dict(self.given) | options)
+
+    def last_layer_only(self) -> "HeadConfig":
+        """Return the control of this head: the same head on the last layer alone."""
+        kept = {key: value for key, value in self.given if key != "pooler_output"}
+        return HeadConfig(self.name, **kept | {"layers": "last"})
+
+    def builder_options(self) -> dict[str, Any]:
+        """Return the given options that the builder of the head takes."""
+        return {key: value for key, value in self.given if key not in WRAPPER_OPTIONS}
+
+    def _check(self) -> None:
+        options = self.options
+        given: dict[str, Any] = dict(self.given)
+        smallest = 0 if self.name == "adapter-pooler" else 1
+        if given.get("size", 1) < smallest or not 0 <= given.get("dropout", 0) < 1:
+            raise BertVisionError(f"Head {str(self)!r} needs size >= 1 and dropout from 0 to less than 1.")
+        if not 1 <= self.members <= MAX_MEMBERS:
+            raise BertVisionError(f"Head {str(self)!r} needs members from 1 to {MAX_MEMBERS}.")
+        for pooling in options.get("token_pooling", "cls").split("+"):
+            lookup(TOKEN_POOLINGS, pooling, "token_pooling")
+        lookup(ENCODINGS, self.encoding, "value of encoding")
+        if self.uses_bi_encoding and options.get("token_pooling") == "cls":
+            raise BertVisionError(
+                f"Head {str(self)!r} would read the first text only, because [CLS] belongs to it in a bi-encoding. "
+                "Choose another token_pooling, for example max."
+            )
+        if self.uses_bi_encoding and self.pooler_output:
+            raise BertVisionError(
+                f"Head {str(self)!r} cannot combine pooler_output, which needs a cross-encoding, with bi-encoding."
+            )
 
 
-def uses_bi_encoding(options: Mapping[str, Any]) -> bool:
-    """Tell whether a head with these options reads the texts of a pair, each by itself."""
-    return options.get("encoding", "cross") != "cross"
+WRAPPER_OPTIONS: dict[str, Any] = {"layers": "all", "pooler_output": False, "members": 1, "encoding": "cross"}
+"""Options of every head, with their defaults. They are applied around the module that the head's builder returns."""
+
+COMMON_OPTIONS: dict[str, Any] = {"token_pooling": "cls", "dropout": 0.0}
+"""Options that a builder with a catch-all parameter (`**options`) passes on to `Head`, with their defaults."""
 
 
 def options_of(name: str) -> dict[str, Any]:
-    """Return the options a head takes, with their defaults."""
-    parameters = signature(lookup(HEADS, name, "head").build).parameters
-    known = {key: value.default for key, value in list(parameters.items())[1:]}
-    if any(p.kind is Parameter.VAR_KEYWORD for p in parameters.values()):
-        known.pop("o", None)
-        known = COMMON | known
-    return (
-        known
-        | {"layers": "all", "pooler_output": False, "members": 1}
-        | ({} if name == "last" else {"encoding": "cross"})
-    )
+    """Return the options of a head, with their defaults."""
+    parameters = list(signature(lookup(HEADS, name, "head").build).parameters.values())[1:]
+    passes_on = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters)
+    named = {each.name: each.default for each in parameters if each.kind is not Parameter.VAR_KEYWORD}
+    options = (COMMON_OPTIONS if passes_on else {}) | named | WRAPPER_OPTIONS
+    if name == "last":
+        del options["encoding"]  # it reads [CLS], which belongs to the first text in a bi-encoding
+    return options
 
 
-def _convert(text: str, default: Any, key: str) -> Any:
-    """Read an option's value as the type of its default."""
+def _convert(value: Any, default: Any, key: str) -> OptionValue:
+    """Return an option's value in the type of its default."""
+    text = str(value)
     if isinstance(default, bool):
         return lookup({"true": True, "false": False, "1": True, "0": False}, text.lower(), f"value of {key}")
     try:
@@ -77,34 +167,50 @@ def _convert(text: str, default: Any, key: str) -> Any:
         raise BertVisionError(f"Option {key} of a head must be {type(default).__name__}, got {text!r}.") from None
 
 
-def expand(text: str) -> list[str]:
-    """Read "learned,adapter:size=8,token_pooling=max", "adapter*" or "all" as a list of heads."""
+def expand(text: str) -> list[HeadConfig]:
+    """Read a list of specifications: "learned,adapter:size=8,token_pooling=max", "adapter*" or "all"."""
     specs: list[str] = []
     for piece in filter(None, (piece.strip() for piece in text.split(","))):
-        # After a comma, "token_pooling=max" and "12" go on with the head before it; a name starts the next one.
+        # After a comma, "token_pooling=max" and "12" belong to the head before it; a name starts the next head.
         if specs and re.match(r"[\d-]+$|[^:]*=", piece):
             specs[-1] += f",{piece}"
         elif "*" in piece or piece == "all":
-            found = fnmatch.filter(HEADS, "*" if piece == "all" else piece)
-            if not found:
-                raise BertVisionError(f"No head is called like {piece!r}. Known: {', '.join(sorted(HEADS))}.")
-            specs += [name for name in found if name != "last"]
+            names = fnmatch.filter(HEADS, "*" if piece == "all" else piece)
+            if not names:
+                raise BertVisionError(f"No head matches {piece!r}. Known: {', '.join(sorted(HEADS))}.")
+            specs += [name for name in names if name != "last"]
         else:
             specs.append(piece)
-    return [canonical(spec) for spec in specs]
+    return [HeadConfig.parse(spec) for spec in specs]
 
 
-def canonical(spec: str) -> str:
-    """Write a head's specification in the one way that names it."""
-    name, options = parse(spec)
-    return name + "".join(
-        f"{',' if i else ':'}{key}={str(value).lower() if isinstance(value, bool) else value}"
-        for i, (key, value) in enumerate(sorted(options.items()))
-    )
+DEFAULT_HEADS = {
+    "span": {"learned": HeadConfig("learned"), "default": HeadConfig("adapter-skip")},
+    "pair": {
+        "learned": HeadConfig("learned"),
+        "default": HeadConfig.parse(
+            "adapter:encoding=both,layers=every2,members=3,size=32,token_pooling=max+compare+align"
+        ),
+    },
+    "text": {
+        "learned": HeadConfig("learned"),
+        "default": HeadConfig("adapter", members=3, size=32, token_pooling="max"),
+    },
+}
+"""The heads trained when none are named, by the kind of task (docs/decisions/0020, 0023, 0024)."""
 
 
-def last_layer_only(spec: str) -> str:
-    """Name the control of a head: the same head, gather and size, on the last layer alone."""
-    name, options = parse(spec)
-    options = {key: value for key, value in options.items() if key not in ("layers", "pooler_output")}
-    return canonical(name + ":" + ",".join(f"{k}={v}" for k, v in (options | {"layers": "last"}).items()))
+def default_head(kind: str) -> HeadConfig:
+    """Return the recommended head of a kind of task."""
+    return DEFAULT_HEADS[kind]["default"]
+
+
+DEFAULT_LEARNING_RATES = {"span": 1e-3, "pair": 2e-3, "text": 2e-3}
+"""The learning rate of heads when none is given, by the kind of task."""
+
+AUXILIARY_HEADS = {
+    "span": HeadConfig("last"),
+    "pair": HeadConfig("adapter", token_pooling="max+compare"),
+    "text": HeadConfig("last"),
+}
+"""The auxiliary head of fine-tuning when none is named, by the kind of task (docs/decisions/0019)."""

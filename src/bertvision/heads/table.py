@@ -20,10 +20,10 @@ PAPER_SIZE = 386  # adapter outputs of the published models, which made a square
 
 
 def adapter(
-    s: HeadShape, size: int, *, skip: bool = False, shared: bool = True, norm=False, start=1e-3, **options: Any
+    s: HeadShape, size: int, *, skip: bool = False, shared: bool = True, norm=False, init_std=1e-3, **options: Any
 ) -> Head:
     """Every layer through an adapter, laid side by side."""
-    adapter_module = Adapter(s.layers, s.width, size, shared=shared, norm=norm, start=start)
+    adapter_module = Adapter(s.layers, s.width, size, shared=shared, norm=norm, init_std=init_std)
     return Head(s, ConcatLayers(), adapter=adapter_module, skip=skip, **options)
 
 
@@ -57,9 +57,9 @@ HEADS: dict[str, HeadEntry] = {
     "learned": HeadEntry(lambda s, **o: Head(s, ScalarMix(s.layers), **o), "learned weights for the layers", "learned pooling; Tenney small"),
     "attention": HeadEntry(lambda s, **o: Head(s, LayerAttention(s.layers, s.width), **o), "every token weighs its own layers"),
     "attention-skip": HeadEntry(lambda s, **o: Head(s, LayerAttention(s.layers, s.width), skip=True, **o), "and the last layer put back"),
-    "adapter": HeadEntry(lambda s, size=64, norm=False, start=1e-3, **o: adapter(s, size, norm=norm, start=start, **o), "one adapter for all layers", "adapter 64 shared"),
-    "adapter-skip": HeadEntry(lambda s, size=64, norm=False, start=1e-3, **o: adapter(s, size, skip=True, norm=norm, start=start, **o), "and the last layer put back", "adapter 64 shared + skip"),
-    "adapter-independent": HeadEntry(lambda s, size=64, norm=False, start=1e-3, **o: adapter(s, size, shared=False, norm=norm, start=start, **o), "an adapter for each layer", "adapter 64 independent"),
+    "adapter": HeadEntry(lambda s, size=64, norm=False, init_std=1e-3, **o: adapter(s, size, norm=norm, init_std=init_std, **o), "one adapter for all layers", "adapter 64 shared"),
+    "adapter-skip": HeadEntry(lambda s, size=64, norm=False, init_std=1e-3, **o: adapter(s, size, skip=True, norm=norm, init_std=init_std, **o), "and the last layer put back", "adapter 64 shared + skip"),
+    "adapter-independent": HeadEntry(lambda s, size=64, norm=False, init_std=1e-3, **o: adapter(s, size, shared=False, norm=norm, init_std=init_std, **o), "an adapter for each layer", "adapter 64 independent"),
     "adapter-independent-skip": HeadEntry(lambda s, size=64, **o: adapter(s, size, shared=False, skip=True, **o), "and the last layer put back", "adapter 64 independent + skip"),
     "adapter-386": HeadEntry(lambda s, size=PAPER_SIZE, **o: adapter(s, size, **o), "a wide adapter for all layers", "adapter 386 shared"),
     "adapter-386-skip": HeadEntry(lambda s, size=PAPER_SIZE, **o: adapter(s, size, skip=True, **o), "and the last layer put back", "adapter 386 shared + skip"),
@@ -83,16 +83,3 @@ HEADS: dict[str, HeadEntry] = {
     "xception": HeadEntry(lambda s, **o: Head(s, xception(s.layers), **o), "the whole Xception", "Xception full"),
 }
 # fmt: on
-
-DEFAULT_HEADS = {
-    "span": ["learned", "adapter-skip"],
-    "pair": ["learned", "adapter:encoding=both,layers=every2,members=3,size=32,token_pooling=max+compare+align"],
-    "text": ["learned", "adapter:members=3,size=32,token_pooling=max"],
-}
-"""The heads trained when none are named, by the task's kind (docs/decisions/0020, 0023, 0024)."""
-
-DEFAULT_LEARNING_RATES = {"span": 1e-3, "pair": 2e-3, "text": 2e-3}
-"""The learning rate of heads, when none is given."""
-
-AUXILIARY_HEADS = {"span": "last", "pair": "adapter:token_pooling=max+compare", "text": "last"}
-"""The head that fine-tuning goes through beside BERT's own, when none is named (docs/decisions/0019)."""

@@ -9,8 +9,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
-import tomli_w
-
 from bertvision.errors import BertVisionError, lookup
 from bertvision.training.config import SCHEDULES, TrainingConfig
 
@@ -114,6 +112,8 @@ class Experiment:
 
     def to_toml(self) -> str:
         """Return a file that `load` reads; every setting stands in it, so that no other default can change it."""
+        import tomli_w  # in the extra `lab`
+
         return tomli_w.dumps(self.to_dict())
 
 

@@ -18,7 +18,7 @@ from bertvision.onnx_model import FORMAT, GRAPH, MANIFEST, is_exported, onnxrunt
 from bertvision.records import ExportRecord
 from bertvision.runs import Run, slug
 from bertvision.shared_encoders import AttachedHead, TorchEncoder, layers_read
-from bertvision.sharing import copy_tokenizer, write_answering
+from bertvision.sharing import copy_tokenizer, write_inference_files
 from bertvision.tasks import Answer, Example
 from bertvision.trained_model import TrainedModel, load_all
 from bertvision.types import Predictions
@@ -75,13 +75,14 @@ def export_onnx(
     """Write the graph of runs on one backbone, compare its answers to `examples` of each, and keep it if they agree."""
     onnxruntime()
     limits = limits or Limits.usual(int8)
-    encoder_pool = {id(part.shared_encoder): part.shared_encoder for each in models for part in each.asked(own=True)}
+    heads = [head for model in models for head in model.required_heads(bert=True)]
+    encoder_pool = {id(head.shared_encoder): head.shared_encoder for head in heads}
     shared_encoder = next(iter(encoder_pool.values()))
     if len(encoder_pool) > 1 or not isinstance(shared_encoder, TorchEncoder):
         raise BertVisionError("One graph holds one backbone, and runs that torch can read. Export the others apart.")
     if directory.exists() and any(directory.iterdir()) and not is_exported(directory):
         raise BertVisionError(f"{directory} is not empty, and no export either. Choose another with --to.")
-    names = list(dict.fromkeys(part.head for each in models for part in each.asked(own=True)))
+    names = list(dict.fromkeys(head.head for head in heads))
     outputs = {name: f"logits_{number}" for number, name in enumerate(names)}
     with atomic_directory(directory) as place:
         with _quiet():
@@ -153,7 +154,7 @@ def _plain(limits: Limits) -> dict[str, float | None]:
 def _write_run(model: TrainedModel, place: Path, number: int, outputs: Mapping[str, str]) -> str:
     """Write what of a run the graph does not hold; return where."""
     path = f"runs/{number}-{slug(f'{model.task.name}-{model.run.name}')}"
-    own = outputs[model.own.head]
+    own = outputs[model.bert_head.head]
 
     def changes(run: Run, part: AttachedHead | None, up: str) -> dict[str, Any]:
         export = ExportRecord(directory=up, bert_output=own)
@@ -162,15 +163,15 @@ def _write_run(model: TrainedModel, place: Path, number: int, outputs: Mapping[s
         return {"encoder_path": up, "export": export}
 
     members = model.run.members()
-    for index, (member, part) in enumerate(zip(members, model.parts, strict=False)):
-        write_answering(
+    for index, (member, part) in enumerate(zip(members, model.attached_heads, strict=False)):
+        write_inference_files(
             member, place / path / "members" / str(index), changes(member, part, "../../../.."), weights=False
         )
     if (bert := model.run.bert()) is not None and not members:
-        write_answering(bert, place / path / "bert", changes(bert, model.own, "../../.."), weights=False)
+        write_inference_files(bert, place / path / "bert", changes(bert, model.bert_head, "../../.."), weights=False)
     extra = {"members": tuple(f"members/{index}" for index in range(len(members)))}
-    part = None if members else model.parts[0]
-    write_answering(model.run, place / path, changes(model.run, part, "../..") | extra, weights=False)
+    part = None if members else model.attached_heads[0]
+    write_inference_files(model.run, place / path, changes(model.run, part, "../..") | extra, weights=False)
     return path
 
 

@@ -114,7 +114,7 @@ class InferenceService:
         rows = {
             (name, head): _collect_rows(head, encoded[name], model.pad_ids, started + seconds, unique_rows)
             for name, model in models.items()
-            for head in model.asked(own=bert)
+            for head in model.required_heads(bert=bert)
         }
         queued = list(unique_rows.values())
         logits = dict(zip(map(id, queued), await self.batcher.submit(queued), strict=True))
@@ -124,18 +124,18 @@ class InferenceService:
             answers = {}
             for name, model in models.items():
                 predictions = {
-                    head: model.gather([logits[id(row)][head.head] for row in head_rows], encoded[name])
+                    head: model.stack_logits([logits[id(row)][head.head] for row in head_rows], encoded[name])
                     for (model_name, head), head_rows in rows.items()
                     if model_name == name
                 }
-                answers[name] = model.present(predictions, encoded[name], nbest=nbest, bert=bert)
+                answers[name] = model.format_answers(predictions, encoded[name], nbest=nbest, bert=bert)
             return answers
 
         answers = await self._run(format_answers, inline=inline)
         total = time.monotonic() - started
         return {
             "answers": answers,
-            "passes": len(set().union(*(model.readings for model in models.values()))),
+            "passes": len(set().union(*(model.forward_passes for model in models.values()))),
             "tokens": sum(row.length for row in queued),
             "seconds": {"encode": tokenized - started, "read": computed - tokenized, "total": total},
         }
@@ -149,7 +149,7 @@ class InferenceService:
         """The body of the response of /v1/models."""
         models_by_weights: dict[str, list[str]] = {}
         for name, model in self.models.items():
-            for head in model.parts:
+            for head in model.attached_heads:
                 if name not in models_by_weights.setdefault(head.shared_encoder.weights, []):
                     models_by_weights[head.shared_encoder.weights].append(name)
         encoder_names = {
@@ -179,7 +179,7 @@ def encode_items(models: dict[str, TrainedModel], items: Sequence[Item]) -> dict
     for name, model in models.items():
         key = (
             model.members[0].record.encoder_hash,
-            id(model.own.shared_encoder),
+            id(model.bert_head.shared_encoder),
             type(model.task),
             model.max_tokens,
             model.task.inputs,
@@ -236,8 +236,8 @@ def _describe(name: str, model: TrainedModel) -> dict[str, Any]:
         "classes": classes,
         "encoder": _encoder_name(model.members[0]),
         "weights": model.members[0].record.encoder_hash,
-        "passes": model.passes,
-        "runs_on": model.own.shared_encoder.runs_on,
+        "passes": model.num_forward_passes,
+        "runs_on": model.bert_head.shared_encoder.runs_on,
         "max_tokens": model.max_tokens,
         "fraction": run.record.fraction,
         "parameters": run.metrics.parameters,

@@ -1,4 +1,4 @@
-"""Logits of whole splits."""
+"""Prediction of whole splits."""
 
 from collections.abc import Mapping, Sequence
 
@@ -21,9 +21,17 @@ def predict(
     *,
     label: str = "predict",
 ) -> dict[str, Predictions]:
-    """Collect each model's logits over one pass, in the order of `ids`; `offsets` for per-token tasks."""
+    """Return the logits of every model for all rows, computed in one pass over the batches.
+
+    Args:
+        models: The models by name.
+        batches: The rows in any order.
+        ids: The id of every row. Predictions are in this order.
+        offsets: Start of every row in the flat logits of per-token tasks (N + 1,); None for sentence tasks.
+        label: Text of the progress bar.
+    """
     device = devices.device()
-    found: dict[str, np.ndarray] = {}
+    logits_by_model: dict[str, np.ndarray] = {}
     for model in models.values():
         model.to(device).eval()
     with bar(label, total=batches.rows) as advance:
@@ -31,32 +39,37 @@ def predict(
             batch = batch.to(device)
             for name, model in models.items():
                 logits = model(batch.inputs, batch.mask).float().cpu()
-                if name not in found:
+                if name not in logits_by_model:
                     total = len(ids) if offsets is None else int(offsets[-1])
-                    found[name] = np.zeros((total, logits.shape[-1]), dtype=np.float32)
+                    logits_by_model[name] = np.zeros((total, logits.shape[-1]), dtype=np.float32)
                 if offsets is None:
-                    found[name][batch.rows] = logits.numpy()
+                    logits_by_model[name][batch.rows] = logits.numpy()
                 else:
-                    _scatter(found[name], logits[batch.mask.cpu() > 0].numpy(), offsets, batch.rows)
+                    _scatter(logits_by_model[name], logits[batch.mask.cpu() > 0].numpy(), offsets, batch.rows)
             advance(len(batch.rows))
             del batch  # so that its memory is freed before the next one is made
-    found = _gather(found, list(models), len(ids) if offsets is None else int(offsets[-1]))
-    return {name: Predictions(ids=list(ids), logits=logits, offsets=offsets) for name, logits in found.items()}
+    total = len(ids) if offsets is None else int(offsets[-1])
+    logits_by_model = _sum_over_processes(logits_by_model, list(models), total)
+    return {
+        name: Predictions(ids=list(ids), logits=logits, offsets=offsets) for name, logits in logits_by_model.items()
+    }
 
 
-def _gather(found: dict[str, np.ndarray], names: Sequence[str], rows: int) -> dict[str, np.ndarray]:
-    """Put together what the processes have predicted: each row is zero in all but one of them."""
+def _sum_over_processes(logits: dict[str, np.ndarray], names: Sequence[str], rows: int) -> dict[str, np.ndarray]:
+    """Combine the predictions of all processes: each row is zero in all but one of them."""
     if distributed.num_processes() == 1:
-        return found
-    # With fewer batches than processes, some know nothing, not even how many outputs there are.
-    holders = distributed.all_reduce_sum(torch.tensor(int(bool(found))))
-    width = int(distributed.all_reduce_sum(torch.tensor(found[names[0]].shape[1] if found else 0)) / holders)
+        return logits
+    # With fewer batches than processes, some have no predictions and do not know the number of outputs.
+    holders = distributed.all_reduce_sum(torch.tensor(int(bool(logits))))
+    width = int(distributed.all_reduce_sum(torch.tensor(logits[names[0]].shape[1] if logits else 0)) / holders)
     empty = np.zeros((rows, width), dtype=np.float32)
-    return {name: distributed.all_reduce_sum(torch.from_numpy(found.get(name, empty.copy()))).numpy() for name in names}
+    return {
+        name: distributed.all_reduce_sum(torch.from_numpy(logits.get(name, empty.copy()))).numpy() for name in names
+    }
 
 
 def _scatter(flat: np.ndarray, values: np.ndarray, offsets: np.ndarray, rows: np.ndarray) -> None:
-    """Put the real tokens of a batch, row after row, where their rows belong."""
+    """Write the tokens of a batch, row after row, to the positions of their rows."""
     lengths = offsets[rows + 1] - offsets[rows]
     first = np.repeat(offsets[rows] - np.concatenate([[0], np.cumsum(lengths)[:-1]]), lengths)
     flat[first + np.arange(lengths.sum())] = values

@@ -2,7 +2,7 @@
 
 import hashlib
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from bertvision import devices, heads
 from bertvision.encoders import Encoder, load_encoder_info
 from bertvision.errors import BertVisionError, lookup
+from bertvision.heads import HeadConfig
 from bertvision.lab.experiment import Experiment, TrainingConfig
 from bertvision.states import FORMATS, MODES, TokenBatches
 from bertvision.tasks import TASKS, DataRequest, Example, Task, draw_nested, task_from_files
@@ -59,10 +60,20 @@ class ExperimentData:
         """What is predicted: first to choose on, then to score."""
         return {"validation": self.validation, "dev": self.dev}
 
-    def shape(self, encoder: Encoder, specs: Iterable[str] = ()) -> HeadShape:
-        """What heads see, if these are trained on the same states."""
-        options = [heads.parse(spec)[1] for spec in specs]
-        pooled = any(each.get("pooler_output") for each in options) and not self.task.per_token
+    @property
+    def head_configs(self) -> list[HeadConfig]:
+        """The heads of the experiment."""
+        return [HeadConfig.parse(spec) for spec in self.experiment.heads]
+
+    @property
+    def auxiliary_head(self) -> HeadConfig:
+        """The auxiliary head of fine-tuning."""
+        return HeadConfig.parse(self.experiment.auxiliary_head)
+
+    def shape(self, encoder: Encoder, configs: Iterable[HeadConfig] = ()) -> HeadShape:
+        """Return the shape of the hidden states that these heads read when they are trained together."""
+        configs = list(configs)
+        pooled = any(config.pooler_output for config in configs) and not self.task.per_token
         return HeadShape(
             layers=encoder.layers + pooled,
             tokens=self.max_tokens,
@@ -70,7 +81,7 @@ class ExperimentData:
             outputs=self.task.outputs,
             per_token=self.task.per_token,
             pooled=pooled,
-            apart=any(map(heads.uses_bi_encoding, options)),
+            apart=any(config.uses_bi_encoding for config in configs),
         )
 
     def shuffled(self, optim: TrainingConfig, *, labels: float = 1.0) -> TokenBatches:
@@ -129,8 +140,8 @@ def find_task(experiment: Experiment) -> Task:
 
 def load_data(experiment: Experiment) -> ExperimentData:
     """Load the data, hold out validation before anything is trained, and tokenize."""
-    for spec in experiment.heads + [experiment.auxiliary_head] * bool(experiment.auxiliary_head):
-        heads.parse(spec)  # a misspelt name should not cost a fine-tuning
+    trained = [HeadConfig.parse(spec) for spec in experiment.heads]  # a misspelt name should not cost a fine-tuning
+    auxiliary_head = HeadConfig.parse(experiment.auxiliary_head) if experiment.auxiliary_head else None
     lookup(MODES, experiment.states, "source of states")
     lookup(FORMATS, experiment.store.dtype, "type of stored states")
     if not 0 < experiment.labels <= 1:
@@ -138,11 +149,12 @@ def load_data(experiment: Experiment) -> ExperimentData:
             f"labels is a share of the training rows, above 0 and at most 1; got {experiment.labels:g}."
         )
     task = find_task(experiment)
-    _check_texts(experiment, task)
     precision = devices.resolve_precision(experiment.precision)
-    auxiliary_head = heads.canonical(experiment.auxiliary_head or heads.AUXILIARY_HEADS[task.kind])
-    trained = experiment.heads or heads.DEFAULT_HEADS[task.kind]
-    experiment = replace(experiment, heads=trained, auxiliary_head=auxiliary_head, precision=precision)
+    trained = trained or list(heads.DEFAULT_HEADS[task.kind].values())
+    auxiliary_head = auxiliary_head or heads.AUXILIARY_HEADS[task.kind]
+    _check_encodings(trained, auxiliary_head, task)
+    specs = [str(config) for config in trained]
+    experiment = replace(experiment, heads=specs, auxiliary_head=str(auxiliary_head), precision=precision)
     wanted = experiment.data
     reading = load_encoder_info(experiment.encoder_at(min(experiment.fractions)))
     request = DataRequest(data_dir=wanted.data_dir, source=wanted.source)
@@ -179,19 +191,15 @@ def load_data(experiment: Experiment) -> ExperimentData:
     )
 
 
-def _check_texts(experiment: Experiment, task: Task) -> None:
-    """Refuse heads that have texts read apart where there is one, or where fine-tuning reads them together."""
-    for spec in experiment.heads + [experiment.auxiliary_head] * bool(experiment.auxiliary_head):
-        if not heads.uses_bi_encoding(heads.parse(spec)[1]):
-            continue
-        if task.kind != "pair":
-            raise BertVisionError(
-                f"Head {spec!r} reads the texts of a pair apart; an example of {task.name} is no pair."
-            )
-        if spec == experiment.auxiliary_head:
-            raise BertVisionError(
-                f"Fine-tuning reads the texts of a pair together; {spec!r} can only be trained after it."
-            )
+def _check_encodings(trained: Sequence[HeadConfig], auxiliary_head: HeadConfig, task: Task) -> None:
+    """Refuse bi-encoding heads for tasks of one text, and for fine-tuning, which uses a cross-encoding."""
+    for config in [*trained, auxiliary_head]:
+        if config.uses_bi_encoding and task.kind != "pair":
+            raise BertVisionError(f"Head {str(config)!r} encodes two texts separately; {task.name} has one text.")
+    if auxiliary_head.uses_bi_encoding:
+        raise BertVisionError(
+            f"Fine-tuning encodes both texts of a pair together; {str(auxiliary_head)!r} can only be trained after it."
+        )
 
 
 def dev_examples(experiment: Experiment) -> list[Example]:

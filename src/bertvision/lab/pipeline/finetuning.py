@@ -22,7 +22,7 @@ from bertvision.encoders import (
 )
 from bertvision.errors import BertVisionError
 from bertvision.files import atomic_directory, file_lock, load_tensors, read_json, save_tensors, value_hash, write_json
-from bertvision.heads import BertHead, build_head, set_training_precision
+from bertvision.heads import BertHead, build_head, load_head_weights, set_training_precision, upgrade_state_dict
 from bertvision.lab.experiment import FRACTION, Experiment, TrainingConfig
 from bertvision.lab.pipeline.data import ExperimentData, fingerprint
 from bertvision.records import CheckpointRecord
@@ -102,10 +102,10 @@ def _with_auxiliary_head(
     data: ExperimentData, bert: EncoderWithHead, optim: TrainingConfig
 ) -> EncoderWithHead | TwoHeadModel:
     """Return what is to be trained: BERT alone, or with a head beside its own."""
-    spec = data.experiment.auxiliary_head
-    if spec == "last":
+    config = data.auxiliary_head
+    if config.name == "last":
         return bert
-    auxiliary_head = set_training_precision(data.experiment.precision, build_head(spec, data.shape(bert.encoder)))
+    auxiliary_head = set_training_precision(data.experiment.precision, build_head(config, data.shape(bert.encoder)))
     return TwoHeadModel(bert, auxiliary_head, data.heads.learning_rate / optim.learning_rate)
 
 
@@ -208,6 +208,7 @@ def save_checkpoint(
 def _restore_last(head: BertHead, found: Mapping[str, Tensor]) -> None:
     """Lay the checkpoint's weights over a fresh head, as far as their shapes agree."""
     own = head.state_dict()
+    found = upgrade_state_dict(found, own)
     head.load_state_dict(own | {k: v for k, v in found.items() if k in own and v.shape == own[k].shape})
 
 
@@ -246,14 +247,14 @@ def open_checkpoint(data: ExperimentData, checkpoints: CheckpointSet, fraction: 
     directory = checkpoints.encoder(fraction)
     loaded = load(data, str(directory))
     last = BertHead(data.shape(loaded.encoder), dropout=loaded.dropout)
-    last.load_state_dict(loaded.last)
+    load_head_weights(last, loaded.last)
     device = devices.device()
     encoder = loaded.encoder.to(device).eval().requires_grad_(False)
     record = checkpoints.record(fraction)
     auxiliary_head = None
     if (directory / AUXILIARY_HEAD_FILE).is_file():
-        auxiliary_head = build_head(data.experiment.auxiliary_head, data.shape(encoder))
-        auxiliary_head.load_state_dict(load_tensors(directory / AUXILIARY_HEAD_FILE, "head")[0])
+        auxiliary_head = build_head(data.auxiliary_head, data.shape(encoder))
+        load_head_weights(auxiliary_head, load_tensors(directory / AUXILIARY_HEAD_FILE, "head")[0])
         auxiliary_head = auxiliary_head.to(device).eval()
     last = last.to(device).eval()
     return Checkpoint(fraction, directory.parent, encoder, last, record, weights_hash(encoder), auxiliary_head)

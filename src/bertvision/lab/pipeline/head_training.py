@@ -11,10 +11,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from bertvision import distributed, heads
+from bertvision import distributed
 from bertvision.errors import BertVisionError
 from bertvision.files import file_lock, value_hash
-from bertvision.heads import LayerSelect, build_for, last_layer_only, set_training_precision, training_dtype, view_of
+from bertvision.heads import (
+    HeadConfig,
+    LayerSelect,
+    build_for_view,
+    load_head_weights,
+    required_view,
+    set_training_precision,
+    training_dtype,
+    upgrade_state_dict,
+)
 from bertvision.lab.pipeline.data import ExperimentData, fingerprint
 from bertvision.lab.pipeline.evaluation import bert_run, finish, validation_scores
 from bertvision.lab.pipeline.finetuning import Checkpoint
@@ -32,36 +41,36 @@ def train_heads(data: ExperimentData, checkpoint: Checkpoint, *, start: Run | No
     answers another question.
     """
     experiment = data.experiment
-    specs = _with_controls([heads.canonical(spec) for spec in experiment.heads], experiment.controls)
-    places = {spec: checkpoint.directory / _head_directory(data, checkpoint, spec, start) for spec in specs}
-    missing = [spec for spec in specs if not is_finished(places[spec])]
+    kinds = _with_controls(data.head_configs, experiment.controls)
+    places = {config: checkpoint.directory / _head_directory(data, checkpoint, config, start) for config in kinds}
+    missing = [config for config in kinds if not is_finished(places[config])]
     if missing:
         # Killed while the finished heads were being written: their saved state is of all of them.
-        everyone = list(specs)
+        everyone = list(kinds)
         killed = distributed.broadcast_decision(_resume(data, checkpoint, everyone, start).exists())
-        _train(data, checkpoint, everyone if killed else missing, specs, places, start)
-    return [Run(places[spec]) for spec in specs if is_finished(places[spec])]
+        _train(data, checkpoint, everyone if killed else missing, kinds, places, start)
+    return [Run(places[config]) for config in kinds if is_finished(places[config])]
 
 
 def _train(
     data: ExperimentData,
     checkpoint: Checkpoint,
-    todo: list[str],
-    specs: Mapping[str, str],
-    places: Mapping[str, Path],
+    todo: list[HeadConfig],
+    kinds: Mapping[HeadConfig, str],
+    places: Mapping[HeadConfig, Path],
     start: Run | None,
 ) -> None:
     experiment = data.experiment
     shape = data.shape(checkpoint.encoder, todo)
-    view = view_of(todo, shape)
+    view = required_view(todo, shape)
     rates = _rates(data)
-    models, configs = {}, {}
-    for spec in todo:
+    models, optims = {}, {}
+    for config in todo:
         for rate in rates:
-            models[f"{spec}@{rate:g}"] = head = new_head(data, spec, shape, view)
+            models[f"{config}@{rate:g}"] = head = new_head(data, config, shape, view)
             if start is not None:
                 warm_start(head, start, data.task.describe())
-            configs[f"{spec}@{rate:g}"] = replace(data.heads, learning_rate=rate)
+            optims[f"{config}@{rate:g}"] = replace(data.heads, learning_rate=rate)
     began = time.perf_counter()
     validation = states(data, checkpoint, "validation", view, data.ordered(data.validation))
     shuffled = data.shuffled(data.heads, labels=experiment.labels)
@@ -74,7 +83,7 @@ def _train(
             models,
             train,
             data.task.loss,
-            configs,
+            optims,
             FitOptions(
                 seed=experiment.seed,
                 validate=partial(validation_scores, data, validation),
@@ -82,11 +91,11 @@ def _train(
             ),
             Checkpointer(resume, resume.stem),
         )
-    chosen = {spec: _best_rate(train_states, spec, rates) for spec in todo}
-    alive = {spec: train_state for spec, train_state in chosen.items() if train_state is not None}
+    chosen = {config: _best_rate(train_states, config, rates) for config in todo}
+    alive = {config: train_state for config, train_state in chosen.items() if train_state is not None}
     if not alive:
         raise BertVisionError("Every head diverged; a smaller train.learning_rate may help.")
-    final = {spec: train_state.model for spec, train_state in alive.items()}
+    final = {str(config): train_state.model for config, train_state in alive.items()}
     layers = checkpoint.encoder.layers
     final["bert"] = LayerSelect(checkpoint.last, [layers - 1]).through(view, layers)  # free
     dev = states(data, checkpoint, "dev", view, data.ordered(data.dev))
@@ -95,7 +104,7 @@ def _train(
         name: data.predict(final, batches[name], split, f"heads on {name}") for name, split in data.held_out.items()
     }
     bert_run(data, checkpoint, {name: each["bert"] for name, each in found.items()})
-    for spec, train_state in alive.items():
+    for config, train_state in alive.items():
         own, shared = train_state.seconds, train_state.shared_seconds + reading
         extra = {
             "parameters": sum(p.numel() for p in train_state.model.parameters()),
@@ -107,9 +116,10 @@ def _train(
             "training_loss": train_state.losses[train_state.best_epoch - 1],
             "learning_rate": train_state.config.learning_rate,
         }
-        predictions = {name: each[spec] for name, each in found.items()}
+        predictions = {name: each[str(config)] for name, each in found.items()}
         weights = {key: value.cpu() for key, value in train_state.model.state_dict().items()}
-        finish(data, checkpoint, places[spec], specs[spec], spec, predictions, extra, weights=weights, shape=shape)
+        place, kind = places[config], kinds[config]
+        finish(data, checkpoint, place, kind, str(config), predictions, extra, weights=weights, shape=shape)
     resume.unlink(missing_ok=True)
 
 
@@ -122,10 +132,11 @@ def evaluate_at(data: ExperimentData, runs: Sequence[Run], checkpoint: Checkpoin
     missing = {place: run for place, run in zip(places, runs, strict=True) if not is_finished(place)}
     for shape in dict.fromkeys(run.record.head_shape for run in missing.values()):
         alike = {place: run for place, run in missing.items() if run.record.head_shape == shape}
-        view = view_of([run.name for run in alike.values()], shape)
-        models = {place.name: build_for(run.name, shape, view) for place, run in alike.items()}
+        configs = {place: HeadConfig.parse(run.name) for place, run in alike.items()}
+        view = required_view(configs.values(), shape)
+        models = {place.name: build_for_view(config, shape, view) for place, config in configs.items()}
         for place, run in alike.items():
-            models[place.name].load_state_dict(run.weights())
+            load_head_weights(models[place.name], run.weights())
         label = f"{len(models)} heads" if len(models) > 1 else next(iter(alike.values())).name
         found = {}
         for name, split in data.held_out.items():
@@ -143,7 +154,8 @@ def evaluate_at(data: ExperimentData, runs: Sequence[Run], checkpoint: Checkpoin
 
 def warm_start(head: nn.Module, start: Run, task: Mapping[str, Any]) -> list[str]:
     """Lay the weights of a trained head over a fresh one; return what stays fresh: read-outs of other questions do."""
-    own, found = head.state_dict(), start.weights()
+    own = head.state_dict()
+    found = upgrade_state_dict(start.weights(), own)
     same = all(start.record.task.get(key) == task.get(key) for key in ("kind", "classes", "answerable"))
     taken = {
         key: value
@@ -154,20 +166,20 @@ def warm_start(head: nn.Module, start: Run, task: Mapping[str, Any]) -> list[str
     return [key for key in own if key not in taken]
 
 
-def new_head(data: ExperimentData, spec: str, shape: HeadShape, view: StateView) -> nn.Module:
+def new_head(data: ExperimentData, config: HeadConfig, shape: HeadShape, view: StateView) -> nn.Module:
     """Build a head to be trained, which looks at states through `view`; it starts as if alone."""
     torch.manual_seed(data.experiment.seed)
-    return set_training_precision(data.experiment.precision, build_for(spec, shape, view))
+    return set_training_precision(data.experiment.precision, build_for_view(config, shape, view))
 
 
 def _rates(data: ExperimentData) -> list[float]:
     return sorted({data.heads.learning_rate, *data.experiment.extra_learning_rates})
 
 
-def _resume(data: ExperimentData, checkpoint: Checkpoint, specs: Sequence[str], start: Run | None) -> Path:
+def _resume(data: ExperimentData, checkpoint: Checkpoint, configs: Sequence[HeadConfig], start: Run | None) -> Path:
     """Where the state of training exactly these heads is saved."""
     settings = {
-        "heads": list(specs),
+        "heads": [str(config) for config in configs],
         "train": asdict(data.heads),
         "rates": _rates(data),
         "seed": data.experiment.seed,
@@ -179,29 +191,30 @@ def _resume(data: ExperimentData, checkpoint: Checkpoint, specs: Sequence[str], 
     return checkpoint.directory / f"resume-{value_hash(settings)}.safetensors"
 
 
-def _best_rate(train_states: Mapping[str, TrainState], spec: str, rates: Sequence[float]) -> TrainState | None:
+def _best_rate(train_states: Mapping[str, TrainState], config: HeadConfig, rates: Sequence[float]) -> TrainState | None:
     """Return the student of the learning rate that validation prefers."""
-    candidates = [train_states[f"{spec}@{rate:g}"] for rate in rates]
+    candidates = [train_states[f"{config}@{rate:g}"] for rate in rates]
     candidates = [train_state for train_state in candidates if train_state.validation_scores and not train_state.failed]
     return max(
         candidates, key=lambda train_state: train_state.validation_scores[train_state.best_epoch - 1], default=None
     )
 
 
-def _with_controls(specs: Sequence[str], controls: bool) -> dict[str, str]:
+def _with_controls(configs: Sequence[HeadConfig], controls: bool) -> dict[HeadConfig, str]:
     """Name every head to be trained, with its kind: heads as asked for, then their controls."""
-    kinds = dict.fromkeys(specs, "head")
+    kinds = dict.fromkeys(configs, "head")
     if controls:
-        kinds |= {spec: "control" for spec in ["last", *map(last_layer_only, specs)] if spec not in kinds}
-        kinds["last"] = "control"
-    # `last` reads one layer anyway, so it is its own control.
-    return {spec: kind for spec, kind in kinds.items() if not spec.startswith("last:layers=last")}
+        retrained = HeadConfig("last")
+        added = [retrained, *(config.last_layer_only() for config in configs)]
+        kinds |= {config: "control" for config in added if config not in kinds} | {retrained: "control"}
+    # BERT's kind of head reads one layer anyway, so it is its own control.
+    return {config: kind for config, kind in kinds.items() if config.name != "last" or config.layers != "last"}
 
 
-def _head_directory(data: ExperimentData, checkpoint: Checkpoint, spec: str, start: Run | None) -> str:
+def _head_directory(data: ExperimentData, checkpoint: Checkpoint, config: HeadConfig, start: Run | None) -> str:
     experiment = data.experiment
     settings = {
-        "head": spec,
+        "head": str(config),
         "train": asdict(data.heads),
         "rates": experiment.extra_learning_rates,
         "seed": experiment.seed,
@@ -212,4 +225,4 @@ def _head_directory(data: ExperimentData, checkpoint: Checkpoint, spec: str, sta
         settings["labels"] = experiment.labels
     if start is not None:
         settings["start"] = [start.directory.name, start.record.encoder_hash]
-    return f"{slug(spec)}-{value_hash(settings)}"
+    return f"{slug(str(config))}-{value_hash(settings)}"

@@ -1,6 +1,6 @@
 """What is searched: the settings of a head, or of BERT alone, and how one trial's are drawn."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
@@ -9,6 +9,7 @@ from optuna.trial import Trial
 
 from bertvision import heads
 from bertvision.errors import BertVisionError
+from bertvision.heads import HeadConfig
 from bertvision.lab.experiment import Experiment
 
 CANDIDATES = {
@@ -94,10 +95,10 @@ def suggest(space: Space | BertSpace, trial: Trial, experiment: Experiment, *, p
     epochs = trial.suggest_int("epochs", *space.epochs)
     if isinstance(space, BertSpace):
         return Setting(head="", fraction=float(epochs), learning_rate=rate, epochs=epochs)
-    spec = trial.suggest_categorical("head", experiment.heads)
+    config = HeadConfig.parse(trial.suggest_categorical("head", experiment.heads))
     fraction = trial.suggest_categorical("fraction", experiment.head_fractions)
-    chosen = {name: trial.suggest_categorical(name, getattr(space, name)) for name in _open(spec, per_token)}
-    return Setting(head=_with(spec, chosen), fraction=fraction, learning_rate=rate, epochs=epochs)
+    chosen = {name: trial.suggest_categorical(name, getattr(space, name)) for name in _open(config, per_token)}
+    return Setting(head=str(config.replace(**chosen)), fraction=fraction, learning_rate=rate, epochs=epochs)
 
 
 def usual(space: Space | BertSpace, experiment: Experiment, *, usual_rate: float, kind: str) -> dict[str, Any]:
@@ -105,15 +106,15 @@ def usual(space: Space | BertSpace, experiment: Experiment, *, usual_rate: float
     if isinstance(space, BertSpace):
         found = {"learning_rate": usual_rate, "epochs": space.epochs[0]}
         return found if space.learning_rate[0] <= usual_rate <= space.learning_rate[1] else {}
-    name, given = heads.parse(heads.DEFAULT_HEADS[kind][-1])
-    options = heads.options_of(name) | given
+    default = heads.default_head(kind)
     rate, epochs = experiment.train.learning_rate or heads.DEFAULT_LEARNING_RATES[kind], int(experiment.train.epochs)
     for spec in experiment.heads:
-        tried, fixed = heads.parse(spec)
-        opened = {option: options[option] for option in _open(spec, kind == "span")} if tried == name else {}
+        tried = HeadConfig.parse(spec)
+        if tried.name != default.name:
+            continue
+        opened = {option: default.options[option] for option in _open(tried, kind == "span")}
         if (
-            tried == name
-            and all(options[o] == value for o, value in (heads.options_of(tried) | fixed).items() if o not in opened)
+            all(default.options[o] == value for o, value in tried.options.items() if o not in opened)
             and all(value in getattr(space, option) for option, value in opened.items())
             and space.learning_rate[0] <= rate <= space.learning_rate[1]
             and space.epochs[0] <= epochs <= space.epochs[1]
@@ -127,21 +128,15 @@ def usual(space: Space | BertSpace, experiment: Experiment, *, usual_rate: float
     return {}
 
 
-def reach(space: Space, experiment: Experiment, *, per_token: bool) -> Iterator[str]:
+def reach(space: Space, configs: Iterable[HeadConfig], *, per_token: bool) -> Iterator[HeadConfig]:
     """Yield heads that between them read every part of the states that any head of the space reads."""
-    for spec in experiment.heads:
-        names = [name for name in _open(spec, per_token) if name in ("token_pooling", "layers")]
+    for config in configs:
+        names = [name for name in _open(config, per_token) if name in ("token_pooling", "layers")]
         for values in product(*(getattr(space, name) for name in names)):
-            yield _with(spec, dict(zip(names, values, strict=True)))
+            yield config.replace(**dict(zip(names, values, strict=True)))
 
 
-def _open(spec: str, per_token: bool) -> list[str]:
-    name, fixed = heads.parse(spec)
-    taken = heads.options_of(name)
-    return [o for o in OPTIONS if o in taken and o not in fixed and not (per_token and o == "token_pooling")]
-
-
-def _with(spec: str, options: dict[str, Any]) -> str:
-    name, fixed = heads.parse(spec)
-    pairs: Sequence[str] = [f"{key}={value}" for key, value in (fixed | options).items()]
-    return heads.canonical(name + ":" + ",".join(pairs) if pairs else name)
+def _open(config: HeadConfig, per_token: bool) -> list[str]:
+    """Return the searched options that the head takes and that its specification leaves open."""
+    fixed = dict(config.given)
+    return [o for o in OPTIONS if o in config.options and o not in fixed and not (per_token and o == "token_pooling")]

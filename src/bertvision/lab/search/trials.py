@@ -14,7 +14,7 @@ from torch import nn
 
 from bertvision.errors import BertVisionError
 from bertvision.files import file_lock
-from bertvision.heads import view_of
+from bertvision.heads import HeadConfig, required_view
 from bertvision.lab import cluster
 from bertvision.lab.experiment import Experiment, merge
 from bertvision.lab.extraction import absolute, make_store
@@ -115,9 +115,9 @@ class TrialRunner:
     def _look(self, checkpoint: Checkpoint) -> tuple[StateView, HeadShape]:
         """What the heads of the space read between them."""
         assert self.space is not None
-        specs = list(reach(self.space, self.data.experiment, per_token=self.per_token))
-        shape = self.data.shape(checkpoint.encoder, specs)
-        return view_of(specs, shape), shape
+        configs = list(reach(self.space, self.data.head_configs, per_token=self.per_token))
+        shape = self.data.shape(checkpoint.encoder, configs)
+        return required_view(configs, shape), shape
 
     def open_states(self, seed: int, fraction: float) -> _OpenStates:
         """Open the states of a fraction; as many as memory allows stay open."""
@@ -192,7 +192,9 @@ class TrialRunner:
         fraction = next(iter(group.values())).fraction
         open_states = self.open_states(seed, fraction)
         view, shape = self._look(open_states.checkpoint)
-        models = {str(i): new_head(open_states.data, each.head, shape, view) for i, each in group.items()}
+        models = {
+            str(i): new_head(open_states.data, HeadConfig.parse(each.head), shape, view) for i, each in group.items()
+        }
         configs = {str(i): each.experiment(open_states.data.experiment).train for i, each in group.items()}
         batch_size = open_states.data.heads.batch_size
         configs = {name: replace(optim, batch_size=batch_size) for name, optim in configs.items()}

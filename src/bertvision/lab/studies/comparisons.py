@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bertvision.errors import BertVisionError
-from bertvision.heads import HEADS, view_of
+from bertvision.heads import HEADS, required_view
 from bertvision.lab.pipeline.evaluation import finish
 from bertvision.lab.pipeline.head_training import new_head
 from bertvision.lab.pipeline.states import states
@@ -247,9 +247,9 @@ def _untrained(context: StudyContext, seed: int, fraction: float) -> Run:
     place = checkpoint.directory / f"{slug(context.default)}-untrained-{seed}"
     if is_finished(place):
         return Run(place)
-    shape = data.shape(checkpoint.encoder, [context.default])
-    view = view_of([context.default], shape)
-    models = {context.default: new_head(data, context.default, shape, view)}
+    shape = data.shape(checkpoint.encoder, [context.default_config])
+    view = required_view([context.default_config], shape)
+    models = {context.default: new_head(data, context.default_config, shape, view)}
     found = {
         name: data.predict(models, states(data, checkpoint, name, view, data.ordered(split)), split, name)
         for name, split in data.held_out.items()

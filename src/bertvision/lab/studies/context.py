@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from bertvision.heads import DEFAULT_HEADS, canonical, last_layer_only, view_of
+from bertvision.heads import HeadConfig, required_view
 from bertvision.lab import pipeline
 from bertvision.lab.experiment import Experiment
 from bertvision.lab.extraction import make_store
@@ -79,17 +79,22 @@ class StudyContext:
     @property
     def default(self) -> str:
         """The head that stands for the method: the last one named."""
-        return canonical((self.experiment.heads or DEFAULT_HEADS[self.task.kind])[-1])
+        return self.heads[-1]
+
+    @property
+    def default_config(self) -> HeadConfig:
+        """The configuration of the head that stands for the method."""
+        return self._prepared.head_configs[-1]
 
     @property
     def heads(self) -> list[str]:
         """The heads asked for."""
-        return [canonical(spec) for spec in self.experiment.heads or DEFAULT_HEADS[self.task.kind]]
+        return self._prepared.experiment.heads
 
     @property
     def controls(self) -> list[str]:
         """BERT's kind of head trained anew, and the default head on the last layer alone."""
-        return ["last", last_layer_only(self.default)]
+        return ["last", str(self.default_config.last_layer_only())]
 
     def data(self, seed: int, **changes: Any) -> ExperimentData:
         """Data and settings of a seed; tokens are the same for all."""
@@ -104,8 +109,8 @@ class StudyContext:
             checkpoints = pipeline.finetune(data, self.root)
             self._open[key] = checkpoint = pipeline.open_checkpoint(data, checkpoints, fraction)
             if data.experiment.states == "store":  # studies read dev again and again
-                shape = data.shape(checkpoint.encoder, self.heads)
-                make_store(data, checkpoints, checkpoint, "dev", view_of(self.heads, shape))
+                shape = data.shape(checkpoint.encoder, data.head_configs)
+                make_store(data, checkpoints, checkpoint, "dev", required_view(data.head_configs, shape))
         return self._open[key]
 
     def bert(self, seed: int, fraction: float) -> Run:

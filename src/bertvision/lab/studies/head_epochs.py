@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from bertvision.files import file_lock, value_hash
-from bertvision.heads import training_dtype, view_of
+from bertvision.heads import required_view, training_dtype
 from bertvision.lab.pipeline.data import fingerprint
 from bertvision.lab.pipeline.evaluation import finish
 from bertvision.lab.pipeline.head_training import new_head
@@ -46,15 +46,15 @@ def head_epochs(context: StudyContext) -> dict[str, Any]:
 def _by_epoch(context: StudyContext, seed: int, fraction: float) -> list[Run]:
     """Train once without stopping early; keep a run of each epoch."""
     data, checkpoint = context.data(seed), context.checkpoint(seed, fraction)
-    spec, epochs = context.default, context.options.epochs
+    spec, config, epochs = context.default, context.default_config, context.options.epochs
     optim = replace(data.heads, epochs=float(epochs), patience=0)
     key = value_hash([spec, vars(optim), seed, checkpoint.encoder_hash, fingerprint(data.dev)])
     places = [checkpoint.directory / f"{slug(spec)}-epoch{epoch}-{key}" for epoch in range(1, epochs + 1)]
     if all(map(is_finished, places)):
         return [Run(place) for place in places]
-    shape = data.shape(checkpoint.encoder, [spec])
-    view = view_of([spec], shape)
-    model = new_head(data, spec, shape, view)
+    shape = data.shape(checkpoint.encoder, [config])
+    view = required_view([config], shape)
+    model = new_head(data, config, shape, view)
     held = {name: states(data, checkpoint, name, view, data.ordered(split)) for name, split in data.held_out.items()}
     train = states(data, checkpoint, "train", view, data.shuffled(optim), training_dtype([model]))
     parameters = sum(p.numel() for p in model.parameters())

@@ -1,0 +1,86 @@
+"""Build heads from their configurations, and determine which hidden states they read."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from bertvision.errors import BertVisionError
+from bertvision.heads.config import HeadConfig
+from bertvision.heads.head import Head, LayerSelect
+from bertvision.heads.head_ensemble import HeadEnsemble
+from bertvision.heads.layer_selection import select_layers
+from bertvision.heads.table import HEADS
+from bertvision.types import HeadShape, StateView
+
+
+def build_head(config: HeadConfig | str, shape: HeadShape) -> nn.Module:
+    """Build a head for hidden states of `shape`. A specification such as "adapter:size=32" is parsed first."""
+    if isinstance(config, str):
+        config = HeadConfig.parse(config)
+    if config.pooler_output and not shape.pooled:
+        raise BertVisionError(f"Head {str(config)!r} reads BERT's pooled [CLS], which exists for sentence tasks only.")
+    if config.uses_bi_encoding and not shape.apart:
+        raise BertVisionError(f"Head {str(config)!r} reads bi-encoded pairs, but these hidden states hold none.")
+    heads = []
+    for chosen in _layers_read(config, shape):
+        own = replace(shape, layers=len(chosen), pooled=config.pooler_output, apart=False)
+        members = [HEADS[config.name].build(own, **config.builder_options()) for _ in range(config.members)]
+        head = members[0] if len(members) == 1 else HeadEnsemble(members)
+        heads.append(head if chosen == shape.numbers else LayerSelect(head, chosen, shape.numbers))
+    return heads[0] if len(heads) == 1 else HeadEnsemble(heads)
+
+
+def _layers_read(config: HeadConfig, shape: HeadShape) -> list[list[int]]:
+    """Return the numbers of the layers that a head reads, for each of its encodings."""
+    chosen = select_layers(config.layers, shape.own_layers)
+    bi = [number - shape.own_layers for number in chosen]
+    cross = [*chosen, shape.own_layers] if config.pooler_output else chosen
+    return {"cross": [cross], "bi": [bi], "both": [cross, bi]}[config.encoding]
+
+
+def set_training_precision(precision: str, head: nn.Module) -> nn.Module:
+    """Let a head learn with products of this precision, where it is bfloat16; it answers in float32 in any case."""
+    for part in head.modules():
+        if isinstance(part, Head):
+            part.halved = precision == "bfloat16"
+    return head
+
+
+def training_dtype(models: Iterable[nn.Module]) -> torch.dtype:
+    """The type of states that these heads learn from: float32 unless all of them round to bfloat16 anyway."""
+    return torch.bfloat16 if all(model.halved for model in models) else torch.float32
+
+
+def build_for_view(config: HeadConfig, shape: HeadShape, view: StateView) -> nn.Module:
+    """Build a head that reads hidden states of which only a view is available."""
+    return select_from_view(build_head(config, shape), view, shape.own_layers)
+
+
+def select_from_view(head: nn.Module, view: StateView, layers: int) -> nn.Module:
+    """Let a head find its layers in a view of the hidden states of an encoder with so many layers."""
+    for part in head.modules():
+        if isinstance(part, LayerSelect):
+            part.through(view, layers)
+    return head
+
+
+def required_view(configs: Iterable[HeadConfig], shape: HeadShape) -> StateView:
+    """Return the part of the hidden states that these heads and BERT's own head read."""
+    layers, pooled, first = {shape.own_layers - 1}, False, not shape.per_token
+    for config in configs:
+        layers |= {number for chosen in _layers_read(config, shape) for number in chosen if number < shape.own_layers}
+        pooled |= config.pooler_output
+        with torch.device("meta"):
+            first = first and bool(build_head(config, shape).reads_first)
+    return StateView(layers=tuple(sorted(layers)), pooled=pooled, first=first)
+
+
+def count_parameters(config: HeadConfig, shape: HeadShape) -> tuple[int, int]:
+    """Return the number of values that a head holds, batch norm's statistics included, and of those it trains."""
+    with torch.device("meta"):
+        head = build_head(config, shape)
+    trained = sum(p.numel() for p in head.parameters())
+    kept = sum(b.numel() for name, b in head.named_buffers() if name.endswith(("running_mean", "running_var")))
+    return trained + kept, trained
