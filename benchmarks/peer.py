@@ -31,7 +31,7 @@ from bertvision.lab.pipeline.head_training import new_head
 from bertvision.lab.pipeline.states import states
 from bertvision.states import ComputedStates
 from bertvision.training import FitOptions, TrainState, fit
-from bertvision.types import Predictions, StateView
+from bertvision.types import Predictions, StateView, call_head
 
 LATENCY_ROWS = 200
 
@@ -177,7 +177,7 @@ def cls(last: Tensor, mask: Tensor) -> Tensor:
 
 def mean(last: Tensor, mask: Tensor) -> Tensor:
     """(B, T, W) -> (B, W)"""
-    weight = (mask > 0).unsqueeze(-1).to(last.dtype)
+    weight = mask.unsqueeze(-1).to(last.dtype)
     return (last * weight).sum(dim=1) / weight.sum(dim=1)
 
 
@@ -213,7 +213,7 @@ def probe(data: ExperimentData, cell: dict, meter: Meter, features: Callable[[Te
         stream = ComputedStates(encoder, data.ordered(split), StateView(layers=(encoder.layers - 1,)))
         found = np.empty((len(split.features), encoder.width), dtype=np.float32)
         for batch in stream.epoch(0):
-            found[batch.rows] = features(batch.inputs[:, 0], batch.mask).numpy()
+            found[batch.rows] = features(batch.inputs[:, 0], batch.attention_mask).numpy()
         return found
 
     return linear(data, cell, meter, read, encoder, features)
@@ -232,7 +232,7 @@ def embedding(data: ExperimentData, cell: dict, meter: Meter) -> Outcome:
         stream = ComputedStates(encoder, data.ordered(split), StateView(layers=(encoder.layers - 1,)))
         found = np.empty((len(examples), encoder.width), dtype=np.float32)
         for batch in stream.epoch(0):
-            found[batch.rows] = nn.functional.normalize(mean(batch.inputs[:, 0], batch.mask), dim=-1).numpy()
+            found[batch.rows] = nn.functional.normalize(mean(batch.inputs[:, 0], batch.attention_mask), dim=-1).numpy()
         return found
 
     def read(name: str) -> np.ndarray:
@@ -255,9 +255,10 @@ class Whole(nn.Module):
         super().__init__()
         self.encoder, self.head, self.layers = encoder, head, layers
 
-    def forward(self, tokens: dict[str, Tensor], mask: Tensor) -> Tensor:
+    def forward(self, tokens: dict[str, Tensor], attention_mask: Tensor, text_ids: Tensor | None = None) -> Tensor:
         """Tokens -> logits."""
-        return self.head(self.encoder(tokens, mask, self.layers), mask)
+        hidden = self.encoder(tokens, attention_mask, text_ids, self.layers)
+        return call_head(self.head, hidden, attention_mask, text_ids)
 
 
 def bertvision(data: ExperimentData, cell: dict, meter: Meter) -> Outcome:
@@ -342,7 +343,7 @@ def latency(model: nn.Module, data: ExperimentData) -> float:
     seconds = []
     for batch in batches:
         began = time.perf_counter()
-        model(batch.inputs, batch.mask)
+        call_head(model, batch.inputs, batch.attention_mask, batch.text_ids)
         seconds.append(time.perf_counter() - began)
     return statistics.median(seconds)
 

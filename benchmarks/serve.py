@@ -131,7 +131,7 @@ def bare(predictor: TrainedModel, texts: list[str], batch: int, seconds: float) 
     assert isinstance(shared_encoder, TorchEncoder)
     features = predictor.encode(texts)
     tokens = TokenBatches(features, batch, predictor.pad_ids)
-    batches = [(each.inputs, each.mask > 0, int(features.lengths[each.rows].sum())) for each in tokens.epoch(0)]
+    batches = [(each.inputs, each.attention_mask, int(features.lengths[each.rows].sum())) for each in tokens.epoch(0)]
     for inputs, mask, _ in batches[:2]:
         shared_encoder.encoder.model(**inputs, attention_mask=mask)
     done, began = 0, time.perf_counter()
@@ -152,7 +152,7 @@ def plain_loop(predictor: TrainedModel, texts: list[str], seconds: float) -> flo
     done, began = 0, time.perf_counter()
     while time.perf_counter() - began < seconds:
         encoded = tokenizer(texts[done % len(texts)], return_tensors="pt", truncation=True, max_length=128)
-        mask = encoded.pop("attention_mask")
+        mask = encoded.pop("attention_mask").bool()
         last = shared_encoder.encoder.model(**encoded, attention_mask=mask).last_hidden_state
         head(last.unsqueeze(1), mask).softmax(-1).tolist()
         done += 1
@@ -280,7 +280,7 @@ def onnx(report: Report, predictor: TrainedModel, short: list[str], place: Path)
     exported = load_all([place])[0]
     eager, fast = (latency(each.predict, short, 300) for each in (predictor, exported))
     note = (
-        f"{eager * 1e3:.1f} against {fast * 1e3:.1f} ms; {parity['agreement']:.1f} % of {parity['rows']} answers equal"
+        f"{eager * 1e3:.1f} against {fast * 1e3:.1f} ms; {parity.agreement:.1f} % of {parity.rows} answers equal"
     )
     report.add("ONNX at batch 1: against eager torch", eager / fast, 1.3, True, note)
 

@@ -339,7 +339,7 @@ def writing(runner: TrialRunner) -> dict[str, Any]:
         with torch.no_grad():
             for batch in plans:
                 collated = tokens.collate(batch)
-                runner.checkpoint.encoder(collated.inputs, collated.mask)
+                runner.checkpoint.encoder(collated.inputs, collated.attention_mask)
 
     seconds: dict[str, list[float]] = {"bare": [], "extraction": []}
     for number in range(runner.given.repeats + 1):

@@ -132,7 +132,7 @@ def row_name(spec: str, default: str = "") -> str:
     """Name a head as the tables do."""
     name = canonical(spec)
     only = last_layer_only(default) if default else None
-    return {"last": LAST, only: ONLY}.get(name, name)
+    return {"bert-head": LAST, only: ONLY}.get(name, name)
 
 
 def add(cell: SeedJob, found: dict[str, Scored]) -> None:

@@ -10,7 +10,8 @@ CORE = [
     ["errors"],
     ["files", "progress", "distributed", "memory"],
     ["types", "sources", "devices"],
-    ["threads", "tasks", "records", "cpu_optimizations"],
+    ["threads", "tasks", "records"],
+    ["cpu_optimizations"],
     ["heads", "encoders"],
     ["states", "legacy"],
     ["training", "ensembles", "runs"],
@@ -23,7 +24,7 @@ FLOORS = [*CORE, ["lab", "serving"], ["cli"], ["__init__", "__main__"]]
 LEVEL = {name: level for level, row in enumerate(FLOORS) for name in row}
 FENCES = {
     "accelerate": ["distributed"],
-    "transformers": ["encoders"],
+    "transformers": ["encoders", "cpu_optimizations"],
     "datasets": ["tasks"],
     "typer": ["cli"],
     "fastapi": ["serving"],

@@ -29,9 +29,16 @@ def check_precision(precision: str) -> None:
         )
 
 
+def onednn_multiplies_bfloat16() -> bool:
+    """Return whether oneDNN, which multiplies on a CPU, may use bfloat16. ONEDNN_MAX_CPU_ISA can forbid it."""
+    available = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported")
+    return available and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
 def _native_half_precisions() -> list[str]:
     if device().type == "cpu":
-        return ["bfloat16"] if any(torch.cpu.get_capabilities().get(name) for name in _NATIVE_BFLOAT16) else []
+        native = any(torch.cpu.get_capabilities().get(name) for name in _NATIVE_BFLOAT16)
+        return ["bfloat16"] if native and onednn_multiplies_bfloat16() else []
     if device().type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
         return ["float16"]
     return ["bfloat16", "float16"]

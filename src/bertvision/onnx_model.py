@@ -1,7 +1,7 @@
 """Runs an exported graph, backbone and heads in one, with onnxruntime. The only file that imports it.
 
 exported.json            what is in the graph, and how its answers compared with torch's; written last
-model.onnx               tokens -> the logits of every head; the mask has 2 for tokens of a pair's second text
+model.onnx               tokens, attention_mask (0 or 1) and for pairs text_ids (0 or 1) -> the logits of every head
 config.json, tokenizer*  how text becomes tokens
 runs/<name>/             each run's experiment.json and metrics.json: enough to turn logits into answers
 """
@@ -21,7 +21,9 @@ from bertvision.records import ExportRecord
 from bertvision.runs import Run, open_run
 from bertvision.shared_encoders import AttachedHead
 
-FORMAT = 2
+FORMAT = 3
+READABLE_FORMATS = (2, 3)
+"""In format 2, `attention_mask` holds 2 for the tokens of a pair's second text, and there are no `text_ids`."""
 MANIFEST = "exported.json"
 GRAPH = "model.onnx"
 
@@ -45,8 +47,11 @@ def export_of(run: Run) -> ExportRecord:
 
 def _manifest(directory: Path) -> dict[str, Any]:
     manifest = read_json(directory / MANIFEST, "exported model")
-    if manifest.get("format") != FORMAT:
-        raise BertVisionError(f"{directory} was exported in format {manifest.get('format')}; this reads {FORMAT}.")
+    if manifest.get("format") not in READABLE_FORMATS:
+        raise BertVisionError(
+            f"{directory} was exported in format {manifest.get('format')}; this version reads "
+            f"{' and '.join(map(str, READABLE_FORMATS))}. Export the model again."
+        )
     return manifest
 
 
@@ -67,6 +72,7 @@ class OnnxEncoder:
         if file_hash(directory / GRAPH) != manifest["sha256"]:
             raise BertVisionError(f"{directory / GRAPH} is not the graph that was exported there. Export it again.")
         self.weights: str = manifest["weights"]
+        self.format: int = manifest["format"]
         options = ort.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         # Between two requests nobody waits for the threads; spinning would take the cores from the tokenizer.
@@ -79,7 +85,7 @@ class OnnxEncoder:
             self.session = ort.InferenceSession(str(directory / GRAPH), options, providers=providers)
         except Exception as error:  # onnxruntime has one class per way to fail, all private
             raise BertVisionError(f"onnxruntime cannot read {directory / GRAPH}: {error}") from error
-        self.inputs = [each.name for each in self.session.get_inputs()]
+        self.inputs = [node.name for node in self.session.get_inputs()]
         self.part_of_graph = ort.RunOptions()
         self.part_of_graph.only_execute_path_to_fetches = True
         self.runs_on = f"onnxruntime, {manifest['type']}, on {'cuda' if cuda else 'cpu'}"
@@ -93,15 +99,20 @@ class OnnxEncoder:
         return AttachedHead(self, export_of(run).bert_output)
 
     def read(
-        self, inputs: Mapping[str, Tensor], mask: Tensor, wanted: Mapping[str, np.ndarray]
+        self,
+        inputs: Mapping[str, Tensor],
+        attention_mask: Tensor,
+        text_ids: Tensor | None,
+        wanted: Mapping[str, np.ndarray],
     ) -> dict[str, np.ndarray]:
         """Run the part of the graph that leads to the wanted heads."""
-        feeds = {name: each.numpy() for name, each in inputs.items()} | {
-            "attention_mask": mask.numpy().astype(np.int64)
-        }
+        mask = attention_mask.numpy().astype(np.int64)
+        texts = np.zeros_like(mask) if text_ids is None else text_ids.numpy().astype(np.int64)
+        feeds = {name: values.numpy() for name, values in inputs.items()}
+        feeds |= {"attention_mask": mask * (1 + texts) if self.format == 2 else mask, "text_ids": texts}
         names = list(wanted)
-        found = self.session.run(names, {name: feeds[name] for name in self.inputs}, self.part_of_graph)
-        return {name: each[wanted[name]] for name, each in zip(names, found, strict=True)}
+        outputs = self.session.run(names, {name: feeds[name] for name in self.inputs}, self.part_of_graph)
+        return {name: logits[wanted[name]] for name, logits in zip(names, outputs, strict=True)}
 
 
 def quantize(path: Path) -> None:

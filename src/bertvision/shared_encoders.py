@@ -14,6 +14,7 @@ from bertvision.encoders import BERT_HEAD_FILE, Encoder, load_encoder, weights_h
 from bertvision.errors import BertVisionError
 from bertvision.files import load_tensors
 from bertvision.heads import (
+    BERT_HEAD,
     BertHead,
     HeadConfig,
     LayerSelect,
@@ -24,7 +25,7 @@ from bertvision.heads import (
     upgrade_state_dict,
 )
 from bertvision.runs import Run
-from bertvision.types import StateView
+from bertvision.types import StateView, call_head
 
 
 class SharedEncoder(Protocol):
@@ -36,7 +37,11 @@ class SharedEncoder(Protocol):
     """In words, e.g. "torch on cpu"."""
 
     def read(
-        self, inputs: Mapping[str, Tensor], mask: Tensor, wanted: Mapping[str, np.ndarray]
+        self,
+        inputs: Mapping[str, Tensor],
+        attention_mask: Tensor,
+        text_ids: Tensor | None,
+        wanted: Mapping[str, np.ndarray],
     ) -> dict[str, np.ndarray]:
         """Read a batch (B, T) once; return each wanted head's logits for the rows it is wanted for."""
         ...
@@ -57,10 +62,10 @@ class HeadWithPooler(nn.Module):
         self.head = head
         self.last = last
 
-    def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, attention_mask: Tensor, text_ids: Tensor | None = None) -> Tensor:
         pooled = self.last.pooler_output(hidden[:, -1])[:, None, None]  # (B, 1, 1, W), at token 0; zeros elsewhere
         channel = nn.functional.pad(pooled, (0, 0, 0, hidden.shape[2] - 1))
-        return self.head(torch.cat([hidden, channel], dim=1), mask)
+        return call_head(self.head, torch.cat([hidden, channel], dim=1), attention_mask, text_ids)
 
 
 class TorchEncoder:
@@ -72,29 +77,40 @@ class TorchEncoder:
         self.heads: dict[str, nn.Module] = {}
         self.runs_on = f"torch on {devices.device().type}"
 
-    def states(self, inputs: dict[str, Tensor], mask: Tensor, names: Iterable[str]) -> dict[str, Tensor]:
+    def states(
+        self, inputs: dict[str, Tensor], attention_mask: Tensor, text_ids: Tensor | None, names: Iterable[str]
+    ) -> dict[str, Tensor]:
         """Return what each head reads: one pass for all, and one more if any has the texts of pairs read apart."""
         apart, layers = {name: _uses_bi_encoding(self.heads[name]) for name in names}, self.encoder.layers
-        hidden = self.encoder(inputs, mask, range(-layers if any(apart.values()) else 0, layers))
+        numbers = range(-layers if any(apart.values()) else 0, layers)
+        hidden = self.encoder(inputs, attention_mask, text_ids, numbers)
         return {name: hidden if reads else hidden[:, -layers:] for name, reads in apart.items()}
 
     @torch.inference_mode()
     def read(
-        self, inputs: Mapping[str, Tensor], mask: Tensor, wanted: Mapping[str, np.ndarray]
+        self,
+        inputs: Mapping[str, Tensor],
+        attention_mask: Tensor,
+        text_ids: Tensor | None,
+        wanted: Mapping[str, np.ndarray],
     ) -> dict[str, np.ndarray]:
         """Read a batch once; each head reads the states of its rows."""
         device = devices.device()
-        mask = mask.to(device)
-        states = self.states({name: each.to(device) for name, each in inputs.items()}, mask, wanted)
-        found = {}
+        attention_mask = attention_mask.to(device)
+        text_ids = None if text_ids is None else text_ids.to(device)
+        tokens = {name: values.to(device) for name, values in inputs.items()}
+        states = self.states(tokens, attention_mask, text_ids, wanted)
+        logits = {}
         for name, rows in wanted.items():
-            hidden = states[name]
-            if len(rows) == len(mask):
-                found[name] = self.heads[name](hidden, mask).float().cpu().numpy()[rows]
+            head, hidden = self.heads[name], states[name]
+            if len(rows) == len(attention_mask):
+                logits[name] = call_head(head, hidden, attention_mask, text_ids).float().cpu().numpy()[rows]
             else:
                 chosen = torch.from_numpy(rows).to(device)
-                found[name] = self.heads[name](hidden[chosen], mask[chosen]).float().cpu().numpy()
-        return found
+                chosen_ids = None if text_ids is None else text_ids[chosen]
+                answer = call_head(head, hidden[chosen], attention_mask[chosen], chosen_ids)
+                logits[name] = answer.float().cpu().numpy()
+        return logits
 
 
 def _uses_bi_encoding(head: nn.Module) -> bool:
@@ -170,7 +186,7 @@ def layers_read(run: Run) -> dict[str, Any]:
     if run.kind == "bert":
         return {"of": available, "layers": [available - 1], "pooled": False, "encoding": "cross", "weights": None}
     config = HeadConfig.parse(run.name)
-    layers = [available - 1] if config.name == "last" else select_layers(config.layers, available)
+    layers = [available - 1] if config.name == BERT_HEAD else select_layers(config.layers, available)
     pooled, weights = config.pooler_output, None
     for key, value in upgrade_state_dict(run.weights()).items():
         if key.endswith("layer_pooling.weights") and value.ndim == 1 and len(value) == len(layers) + pooled:

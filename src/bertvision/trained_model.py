@@ -133,7 +133,7 @@ class TrainedModel:
                 lengths = features.lengths[batch.rows]
                 for heads in heads_by_encoder.values():
                     wanted = {head.head: np.arange(len(batch.rows)) for head in heads}
-                    outputs = heads[0].shared_encoder.read(batch.inputs, batch.mask, wanted)
+                    outputs = heads[0].shared_encoder.read(batch.inputs, batch.attention_mask, batch.text_ids, wanted)
                     for head in heads:
                         rows = outputs[head.head]
                         if self.task.per_token:

@@ -4,14 +4,16 @@ Axes, everywhere: B examples in a batch, L layers (embedding output first), T to
 F features, C outputs. Nothing here is padded; padding exists only inside one `Batch`.
 """
 
+import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bertvision.errors import BertVisionError
 from bertvision.files import atomic_write
@@ -76,8 +78,8 @@ class Features:
     """(N,) int64 classes or float32 scores; (N, 2) start and end tokens for spans."""
     origins: list[Any]
     """What the task needs to turn row i back into an answer: at least the example's id."""
-    seconds: np.ndarray | None = None
-    """(N,) where the second text of each pair begins; None: there is one text."""
+    second_text_starts: np.ndarray | None = None
+    """(N,) the position of the first token of each pair's second text. None if the rows are single texts."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -96,10 +98,16 @@ class Batch:
     """(B,) positions in the Features the batch was made of."""
     inputs: dict[str, Tensor] | Tensor
     """Tokens, each (B, T), before the backbone; hidden states (B, L, T, W) after it."""
-    mask: Tensor
-    """(B, T): which text the token is of, 1, or 2 for the second of a pair; 0 where nothing stands."""
+    attention_mask: Tensor
+    """bool (B, T): True for tokens, False for padding."""
     labels: Tensor
     """(B,), or (B, 2) for spans."""
+    text_ids: Tensor | None = None
+    """uint8 (B, T): 0 for the tokens of a pair's first text and padding, 1 for those of its second text. None for
+    single texts."""
+
+    def __post_init__(self) -> None:
+        require_bool(self.attention_mask)
 
     def to(self, device: torch.device) -> "Batch":
         """Move every tensor."""
@@ -108,14 +116,45 @@ class Batch:
             inputs = {name: tensor.to(device, non_blocking=True) for name, tensor in inputs.items()}
         else:
             inputs = inputs.to(device, non_blocking=True)
-        mask, labels = self.mask.to(device, non_blocking=True), self.labels.to(device, non_blocking=True)
-        return replace(self, inputs=inputs, mask=mask, labels=labels)
+        return replace(
+            self,
+            inputs=inputs,
+            attention_mask=self.attention_mask.to(device, non_blocking=True),
+            labels=self.labels.to(device, non_blocking=True),
+            text_ids=None if self.text_ids is None else self.text_ids.to(device, non_blocking=True),
+        )
 
     def rows_between(self, start: int, end: int) -> "Batch":
         """Return the rows from `start` to before `end` as a batch."""
         part, inputs = slice(start, end), self.inputs
-        inputs = {name: x[part] for name, x in inputs.items()} if isinstance(inputs, dict) else inputs[part]
-        return Batch(rows=self.rows[part], inputs=inputs, mask=self.mask[part], labels=self.labels[part])
+        return Batch(
+            rows=self.rows[part],
+            inputs={name: x[part] for name, x in inputs.items()} if isinstance(inputs, dict) else inputs[part],
+            attention_mask=self.attention_mask[part],
+            labels=self.labels[part],
+            text_ids=None if self.text_ids is None else self.text_ids[part],
+        )
+
+
+def require_bool(attention_mask: Tensor) -> None:
+    """Raise a TypeError unless an attention mask is boolean."""
+    if attention_mask.dtype != torch.bool:
+        raise TypeError(
+            f"An attention mask must be of type torch.bool, got {attention_mask.dtype}. Convert it with "
+            "`attention_mask.bool()`, and give the texts of pairs as `text_ids`."
+        )
+
+
+def call_head(head: nn.Module, inputs: Any, attention_mask: Tensor, text_ids: Tensor | None = None) -> Any:
+    """Call a head, or a model with a head, with `text_ids` only if its `forward` takes them."""
+    if text_ids is None or not _takes_text_ids(type(head)):
+        return head(inputs, attention_mask)
+    return head(inputs, attention_mask, text_ids=text_ids)
+
+
+@cache
+def _takes_text_ids(kind: type[nn.Module]) -> bool:
+    return "text_ids" in inspect.signature(kind.forward).parameters
 
 
 class Batches(Protocol):

@@ -1,8 +1,9 @@
+import pytest
 import torch
 from torch.autograd import gradcheck
-from torch.nn import functional
 
-from bertvision.cpu_optimizations import gradients
+from bertvision.cpu_optimizations import gradients, use_cpu_optimizations
+from bertvision.heads import token_pooling
 
 
 def random(*shape):
@@ -10,35 +11,40 @@ def random(*shape):
     return torch.randn(*shape, dtype=torch.float64, generator=generator).requires_grad_()
 
 
-def test_written_out_gradients_are_right():
-    away = -1e9 * (random(2, 4, 4) > 0.5).double()
-    assert gradcheck(lambda x: gradients.largest(x, away[:, :, :1]), random(2, 4, 3))
-    assert gradcheck(gradients.unit, random(2, 4, 3))
-    assert gradcheck(lambda x: gradients.mix(x, away, 3.0), random(2, 4, 3))
+ALLOWED = (random(2, 4, 4) > 0.5) | torch.eye(4, dtype=torch.bool)  # no token is without an allowed one
+STEPS = {
+    "masked_max": lambda x: token_pooling.masked_max(x, ALLOWED[:, :, 0]),
+    "normalize": token_pooling.normalize,
+    "self_attention": lambda x: token_pooling.self_attention(x, ALLOWED, 3.0),
+}
 
 
-def test_equals_share_a_gradient_as_with_amax():
-    x = torch.tensor([[[1.0, 5.0], [1.0, 2.0], [0.0, 5.0], [1.0, 5.0]]])
-    weight, here, there = torch.tensor([[2.0, 3.0]]), x.clone().requires_grad_(), x.clone().requires_grad_()
-    (gradients.largest(here, torch.zeros(1, 4, 1)) * weight).sum().backward()
-    (there.amax(dim=1) * weight).sum().backward()
-    torch.testing.assert_close(here.grad, there.grad)
+@pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
+def test_values_and_gradients_equal_those_of_autograd(step):
+    def run(enabled):
+        x = random(2, 4, 3)
+        with use_cpu_optimizations(enabled):
+            y = step(x)
+        (y * torch.arange(1, y.numel() + 1).view_as(y)).sum().backward()
+        return y.detach(), x.grad
+
+    for fast, plain in zip(run(True), run(False), strict=True):
+        torch.testing.assert_close(fast, plain)
+    assert gradcheck(step, random(2, 4, 3))
+    torch.testing.assert_close(step(random(2, 4, 3).detach()), run(False)[0])
 
 
-def test_a_vector_of_zeros_stays_one_and_its_gradient_is_a_number():
+def test_equal_values_share_the_gradient_as_with_amax():
+    values = torch.tensor([[[1.0, 5.0], [1.0, 2.0], [0.0, 5.0], [1.0, 5.0]]])
+    weight, x, plain = torch.tensor([[2.0, 3.0]]), values.clone().requires_grad_(), values.clone().requires_grad_()
+    (gradients.MaskedMax.apply(x, torch.zeros(1, 4, 1)) * weight).sum().backward()
+    (plain.amax(dim=1) * weight).sum().backward()
+    torch.testing.assert_close(x.grad, plain.grad)
+
+
+def test_a_zero_vector_stays_zero_and_its_gradient_is_finite():
     x = torch.zeros(1, 2, 3, requires_grad=True)
-    found = gradients.unit(x)
-    assert not found.any()
-    found.sum().backward()
+    unit = token_pooling.normalize(x)
+    assert not unit.any()
+    unit.sum().backward()
     assert x.grad is not None and x.grad.isfinite().all()
-
-
-def test_without_gradients_the_answers_are_the_same():
-    x, away = random(2, 4, 3), torch.zeros(2, 4, 4, dtype=torch.float64)
-    for function in (
-        lambda x: gradients.largest(x, away[:, :, :1]),
-        gradients.unit,
-        lambda x: gradients.mix(x, away, 3.0),
-    ):
-        torch.testing.assert_close(function(x), function(x.detach()))
-    torch.testing.assert_close(gradients.unit(x), functional.normalize(x, dim=-1))

@@ -2,17 +2,15 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForQuestionAnswering, AutoModelForSequenceClassification
 
-from bertvision.cpu_optimizations import dropout
-from bertvision.cpu_optimizations.packed_linear import Packed
 from bertvision.encoders import (
     ENCODERS,
     EncoderWithHead,
     TwoHeadModel,
-    encoder,
     load_encoder,
     load_encoder_info,
     save_encoder,
@@ -21,7 +19,7 @@ from bertvision.encoders import (
 from bertvision.errors import BertVisionError
 from bertvision.heads import BertHead, build_head
 from bertvision.training.optimizers import build_optimizer
-from bertvision.types import HeadShape
+from bertvision.types import Batch, HeadShape
 from conftest import FAMILIES, save_tiny
 
 SENTENCE = HeadShape(layers=4, tokens=16, width=32, outputs=3, per_token=False)
@@ -60,20 +58,29 @@ def test_texts_of_a_pair_read_apart_are_read_as_if_alone(family, tmp_path):
     encoder = loaded.encoder.eval()
     pairs = [("the film was very good", "a bad plot"), ("quite fine", "this story is not great at all")]
     encoded = loaded.tokenizer(*map(list, zip(*pairs, strict=True)), padding=True, return_tensors="pt")
-    mask = encoded.pop("attention_mask")
+    mask = encoded.pop("attention_mask").bool()
     seconds = [encoded.sequence_ids(row).index(1) for row in range(len(pairs))]
-    for row, second in enumerate(seconds):
-        mask[row, second:] *= 2
-    found = encoder(dict(encoded), mask, range(-encoder.layers, 0))
+    text_ids = mask & (torch.arange(mask.shape[1]) >= torch.tensor(seconds)[:, None])
+    found = encoder(dict(encoded), mask, text_ids, range(-encoder.layers, 0))
     assert found.shape == (2, encoder.layers, mask.shape[1], encoder.width)
-    both = encoder(dict(encoded), mask, [-4, -1, 0, 2])
-    together = encoder(dict(encoded), mask)
+    both = encoder(dict(encoded), mask, text_ids, [-4, -1, 0, 2])
+    together = encoder(dict(encoded), mask, text_ids)
     torch.testing.assert_close(both, torch.stack([found[:, 0], found[:, 3], together[:, 0], together[:, 2]], dim=1))
     for row, (texts, second) in enumerate(zip(pairs, seconds, strict=True)):
-        here = [slice(0, second), slice(second, int((mask[row] > 0).sum()))]
+        here = [slice(0, second), slice(second, int(mask[row].sum()))]
         for text, place, lead in zip(texts, here, (0, 1), strict=True):  # the second has no [CLS] in the pair
             alone = encoder(*batch(loaded.tokenizer, [text]))[0, :, lead:]
             torch.testing.assert_close(found[row, :, place], alone, atol=1e-5, rtol=1e-4)
+
+
+def test_a_mask_that_is_not_boolean_is_refused(tiny):
+    loaded = load_encoder(str(tiny))
+    tokens, mask = batch(loaded.tokenizer, TEXTS)
+    for call in (loaded.encoder, loaded.encoder.last):
+        with pytest.raises(TypeError, match=r"must be of type torch.bool, got torch.int64"):
+            call(tokens, mask.long())
+    with pytest.raises(TypeError, match="torch.bool"):
+        Batch(rows=np.arange(2), inputs=tokens, attention_mask=mask.to(torch.uint8), labels=torch.zeros(2))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -124,26 +131,6 @@ def test_two_heads_on_one_backbone_learn_at_their_own_pace(tiny):
     assert {learning_rate_scales[id(p)] for p in reader.parameters()} == {1.0} and len(learning_rate_scales) == len(
         list(joint.parameters())
     )
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_training_computes_what_evaluation_does_but_for_what_is_dropped(family, tmp_path, monkeypatch):
-    loaded = load_encoder(str(save_tiny(tmp_path / family, family)))
-    tokens, mask = batch(loaded.tokenizer, TEXTS)
-    expected, drops = loaded.encoder.eval()(tokens, mask), []
-    for module in loaded.encoder.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 1e-9  # drops nothing, but by the same road
-
-    def counted(x, p):
-        drops.append(x.shape)
-        return dropout.drop(x, p)
-
-    monkeypatch.setattr(encoder, "drop", counted)
-    torch.testing.assert_close(loaded.encoder.train()(tokens, mask), expected, atol=1e-5, rtol=1e-4)
-    if family in ("bert", "roberta", "electra"):
-        length = mask.shape[1]
-        assert [shape[-2:] for shape in drops] == [(length, length)] * (loaded.encoder.layers - 1)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -287,34 +274,8 @@ def test_hub_names_come_from_the_library_s_cache(tmp_path):
 def test_half_precision_products_give_float32_states(tiny):
     """Weights, sums and states stay float32; only the products lose digits."""
     exact, half = (load_encoder(str(tiny), precision).encoder.eval() for precision in ("float32", "bfloat16"))
-    tokens, mask = {"input_ids": torch.tensor([[2, 9, 11, 3]])}, torch.ones(1, 4, dtype=torch.uint8)
+    tokens, mask = {"input_ids": torch.tensor([[2, 9, 11, 3]])}, torch.ones(1, 4, dtype=torch.bool)
     first, second = exact(tokens, mask), half(tokens, mask)
     assert second.dtype == half.last(tokens, mask).dtype == torch.float32
     assert {p.dtype for p in half.parameters()} == {torch.float32}
     assert 0 < (first - second).abs().max() < 0.05
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_packed_weights_change_no_state_and_go_when_it_ends(family, tmp_path):
-    encoder = load_encoder(str(save_tiny(tmp_path / family, family)), "bfloat16").encoder.eval()
-    tokens, mask = batch(load_encoder(str(tmp_path / family)).tokenizer, TEXTS)
-    with torch.no_grad(), encoder.packed():  # what may still change is left alone
-        assert not any(isinstance(each, Packed) for each in encoder.modules())
-    encoder.requires_grad_(False)
-    names = list(encoder.state_dict())
-    plain = encoder(tokens, mask)
-    with encoder.packed():
-        assert any(isinstance(each, Packed) for each in encoder.modules())
-        assert list(encoder.state_dict()) == names
-        torch.testing.assert_close(encoder(tokens, mask), plain, atol=2e-2, rtol=2e-2)
-    assert not any(isinstance(each, Packed) for each in encoder.modules())
-    assert torch.equal(encoder(tokens, mask), plain)
-
-
-def test_the_real_encoder_packed_gives_the_same_states_to_the_bit():
-    loaded = load_encoder("minilm", "bfloat16")
-    encoder = loaded.encoder.eval().requires_grad_(False)
-    tokens, mask = batch(loaded.tokenizer, TEXTS)
-    plain = encoder(tokens, mask)
-    with encoder.packed():
-        assert torch.equal(encoder(tokens, mask), plain)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bertvision.heads import HEADS, TOKEN_POOLINGS, build_head, set_training_precision, training_dtype
-from bertvision.types import HeadShape
+from bertvision.types import HeadShape, call_head
 
 SPAN = HeadShape(layers=5, tokens=12, width=16, outputs=2, per_token=True)
 SENTENCE = replace(SPAN, outputs=3, per_token=False)
@@ -20,11 +20,13 @@ def small(name: str, more: str = "") -> str:
 
 # Gathers are tried with a few heads, all heads with two gathers: the parts do not know of one another.
 CASES = [(small(name), SPAN) for name in HEADS]
-CASES += [("last", SENTENCE), ("adapter-pooler", SENTENCE)]
+CASES += [("bert-head", SENTENCE), ("adapter-pooler", SENTENCE)]
 PAIRS = ("compare", "align")  # which say nothing of a text that is alone
 TRIED = [f"max+{gather}" if gather in PAIRS else gather for gather in TOKEN_POOLINGS]
 CASES += [(f"{name}:token_pooling={g}", SENTENCE) for name in ("learned", "adapter-skip") for g in TRIED]
-CASES += [(small(name, f"token_pooling={g}"), SENTENCE) for name in HEADS if name != "last" for g in ("cls", "max")]
+CASES += [
+    (small(name, f"token_pooling={g}"), SENTENCE) for name in HEADS if name != "bert-head" for g in ("cls", "max")
+]
 CASES += [("adapter:norm=true,init_std=0.05,token_pooling=cls+mean+max", SENTENCE), ("adapter-skip:norm=true", SPAN)]
 CASES += [
     ("adapter:layers=last,token_pooling=max", SENTENCE),
@@ -48,7 +50,7 @@ def states(shape: HeadShape, tokens: int = 9, rows: int = 4, seed: int = 0):
     torch.manual_seed(seed)
     hidden = torch.randn(rows, shape.layers, tokens, shape.width)
     real = torch.arange(tokens) < torch.tensor([tokens, max(1, tokens - 3), max(1, tokens // 2), 1] * rows)[:rows, None]
-    return hidden, real * (1 + (torch.arange(tokens) >= 3))  # pairs, but for those that are too short
+    return hidden, (real, real & (torch.arange(tokens) >= 3))  # attention mask, text ids; short rows are single texts
 
 
 def make(spec: str, shape: HeadShape, seed: int = 0):
@@ -65,14 +67,14 @@ def apart(found) -> list[torch.Tensor]:
 def test_shape(spec, shape):
     hidden, mask = states(shape)
     expected = (4, 9, 2) if shape.per_token else (4, 3)
-    assert make(spec, shape)(hidden, mask).shape == expected
+    assert call_head(make(spec, shape), hidden, *mask).shape == expected
 
 
 @every_case
 def test_every_parameter_learns(spec, shape):
     hidden, mask = states(shape, tokens=12)
     head = make(spec, shape)
-    head(hidden, mask).square().sum().backward()
+    call_head(head, hidden, *mask).square().sum().backward()
     assert [key for key, p in head.named_parameters() if p.grad is None or not p.grad.any()] == []
 
 
@@ -81,19 +83,23 @@ def test_state_dict_is_all_there_is(spec, shape):
     hidden, mask = states(shape)
     head, twin = make(spec, shape), make(spec, shape, seed=1)
     twin.load_state_dict(head.state_dict())
-    assert torch.equal(head(hidden, mask), twin(hidden, mask))
+    assert torch.equal(call_head(head, hidden, *mask), call_head(twin, hidden, *mask))
 
 
 @every_case
 def test_padding_cannot_change_the_answer(spec, shape):
     hidden, mask = states(shape)
     head = make(spec, shape)
-    dirty = torch.where(mask[:, None, :, None] > 0, hidden, torch.full_like(hidden, 1e4))
+    dirty = torch.where(mask[0][:, None, :, None], hidden, torch.full_like(hidden, 1e4))
     more = torch.nn.functional.pad(dirty, (0, 0, 0, 3), value=-7.0)
-    more_mask = torch.nn.functional.pad(mask, (0, 3))
-    clean, soiled, longer = head(hidden, mask), head(dirty, mask), head(more, more_mask)
+    more_mask = [torch.nn.functional.pad(each, (0, 3)) for each in mask]
+    clean, soiled, longer = (
+        call_head(head, hidden, *mask),
+        call_head(head, dirty, *mask),
+        call_head(head, more, *more_mask),
+    )
     if shape.per_token:
-        clean, soiled, longer = clean[mask > 0], soiled[mask > 0], longer[:, :9][mask > 0]
+        clean, soiled, longer = clean[mask[0]], soiled[mask[0]], longer[:, :9][mask[0]]
     torch.testing.assert_close(soiled, clean)
     torch.testing.assert_close(longer, clean)
 
@@ -102,14 +108,14 @@ def test_padding_cannot_change_the_answer(spec, shape):
 def test_batch_norm_does_not_see_padding(spec, shape):
     """In training, where statistics are taken: dirty padding changes neither answer nor statistics."""
     hidden, mask = states(shape)
-    dirty = torch.where(mask[:, None, :, None] > 0, hidden, torch.full_like(hidden, 1e4))
+    dirty = torch.where(mask[0][:, None, :, None], hidden, torch.full_like(hidden, 1e4))
     one, other = make(spec, shape).train(), make(spec, shape).train()
     torch.manual_seed(0)
-    clean = one(hidden, mask)
+    clean = call_head(one, hidden, *mask)
     torch.manual_seed(0)
-    soiled = other(dirty, mask)
+    soiled = call_head(other, dirty, *mask)
     for a, b in zip(apart(soiled), apart(clean), strict=True):
-        torch.testing.assert_close(*((a[mask > 0], b[mask > 0]) if shape.per_token else (a, b)))
+        torch.testing.assert_close(*((a[mask[0]], b[mask[0]]) if shape.per_token else (a, b)))
     for (name, a), (_, b) in zip(one.named_buffers(), other.named_buffers(), strict=True):
         torch.testing.assert_close(a, b, msg=name)
 
@@ -119,15 +125,15 @@ def test_batch_norm_does_not_see_padding(spec, shape):
 def test_half_precision_input(spec, shape, kind):
     hidden, mask = states(shape)
     head = make(spec, shape)
-    torch.testing.assert_close(head(hidden.to(kind), mask), head(hidden.to(kind).float(), mask))
+    torch.testing.assert_close(call_head(head, hidden.to(kind), *mask), call_head(head, hidden.to(kind).float(), *mask))
 
 
 @every_case
 def test_learns_in_bfloat16_and_answers_in_float32(spec, shape):
     hidden, mask = states(shape, tokens=12)
     head, plain = set_training_precision("bfloat16", make(spec, shape)), make(spec, shape)
-    assert torch.equal(head(hidden, mask), plain(hidden, mask))
-    for found in (answers := apart(head.train()(hidden, mask))):
+    assert torch.equal(call_head(head, hidden, *mask), call_head(plain, hidden, *mask))
+    for found in (answers := apart(call_head(head.train(), hidden, *mask))):
         assert found.dtype == torch.float32
     sum(found.square().sum() for found in answers).backward()
     assert [key for key, p in head.named_parameters() if p.grad is None or not p.grad.isfinite().all()] == []
@@ -139,12 +145,12 @@ def test_states_in_the_type_it_learns_in_are_as_good(spec, shape):
     assert training_dtype([make(spec, shape)]) == torch.float32
     head = set_training_precision("bfloat16", make(spec, shape)).train()
     kind = training_dtype([head])
-    assert kind == (torch.float32 if spec.startswith("last") else torch.bfloat16)
-    assert training_dtype([head, make("last", shape)]) == torch.float32
+    assert kind == (torch.float32 if spec.startswith("bert-head") else torch.bfloat16)
+    assert training_dtype([head, make("bert-head", shape)]) == torch.float32
 
     def answers(given):
         torch.manual_seed(1)  # dropout
-        return apart(head(given, mask))
+        return apart(call_head(head, given, *mask))
 
     assert all(torch.equal(a, b) for a, b in zip(answers(hidden), answers(hidden.to(kind)), strict=True))
 
@@ -153,8 +159,8 @@ def test_bfloat16_is_used_in_training():
     hidden, mask = states(SENTENCE)
     torch.manual_seed(0)
     head = build_head("adapter:members=2,size=8,init_std=0.5,token_pooling=max", SENTENCE).train()
-    plain = [each.detach() for each in head(hidden, mask)]
-    half = [each.detach() for each in set_training_precision("bfloat16", head)(hidden, mask)]
+    plain = [each.detach() for each in call_head(head, hidden, *mask)]
+    half = [each.detach() for each in call_head(set_training_precision("bfloat16", head), hidden, *mask)]
     for a, b in zip(plain, half, strict=True):
         assert not torch.equal(a, b)
         torch.testing.assert_close(a, b, atol=0.05, rtol=0.05)
@@ -168,7 +174,7 @@ def test_overfits_eight_examples(spec, shape):
     deep = any(isinstance(m, torch.nn.Conv1d | torch.nn.Conv2d) for m in head.modules())
     optimizer = torch.optim.Adam(head.parameters(), lr=1e-3 if deep else 0.05)
     for _ in range(300):
-        found = [logits[:, 0] if shape.per_token else logits for logits in apart(head(hidden, mask))]
+        found = [logits[:, 0] if shape.per_token else logits for logits in apart(call_head(head, hidden, *mask))]
         loss = sum(torch.nn.functional.cross_entropy(logits, labels) for logits in found) / len(found)
         optimizer.zero_grad()
         loss.backward()
@@ -182,11 +188,11 @@ def test_overfits_eight_examples(spec, shape):
 @every_case
 def test_deterministic_under_a_seed(spec, shape):
     hidden, mask = states(shape)
-    assert torch.equal(make(spec, shape)(hidden, mask), make(spec, shape)(hidden, mask))
+    assert torch.equal(call_head(make(spec, shape), hidden, *mask), call_head(make(spec, shape), hidden, *mask))
 
 
 @every_case
 @pytest.mark.parametrize("tokens", [1, 512])
 def test_any_length(spec, shape, tokens):
     hidden, mask = states(shape, tokens=tokens, rows=2)
-    assert make(spec, replace(shape, tokens=tokens))(hidden, mask).isfinite().all()
+    assert call_head(make(spec, replace(shape, tokens=tokens)), hidden, *mask).isfinite().all()

@@ -9,6 +9,7 @@ import torch
 
 from bertvision.errors import BertVisionError
 from bertvision.heads import (
+    DEFAULT_HEADS,
     HEADS,
     TOKEN_POOLINGS,
     HeadConfig,
@@ -16,12 +17,17 @@ from bertvision.heads import (
     build_for_view,
     build_head,
     count_parameters,
+    default_head,
     expand,
     options_of,
+    register_head,
     required_view,
+    resolve_heads,
     select_layers,
+    split_specs,
     upgrade_state_dict,
 )
+from bertvision.heads.config import WRAPPER_OPTIONS
 from bertvision.types import HeadShape
 
 BERT_LARGE = 335_141_888
@@ -161,7 +167,61 @@ def test_lists_of_heads():
         "mean",
     ]
     assert {str(config) for config in expand("adapter*")} == {name for name in HEADS if name.startswith("adapter")}
-    assert {config.name for config in expand("all")} == set(HEADS) - {"last"}
+    assert {config.name for config in expand("all")} == set(HEADS) - {"bert-head"}
+
+
+def test_the_recommended_head_of_a_kind_of_task_is_called_default():
+    for kind in DEFAULT_HEADS:
+        default = HeadConfig.parse("default", kind)
+        assert default == default_head(kind) and default.label(kind) == "default"
+        assert HeadConfig.parse("default:layers=last", kind) == default.last_layer_only()
+        for config in (default, default.last_layer_only(), HeadConfig("learned"), HeadConfig("adapter", size=7)):
+            assert HeadConfig.parse(config.label(kind), kind) == config
+    assert HeadConfig("learned").label("pair") == "learned"
+    assert split_specs("default,adapter:size=8,layers=1,2") == ["default", "adapter:size=8,layers=1,2"]
+    assert resolve_heads([], "text") == [HeadConfig("learned"), default_head("text")]
+    assert resolve_heads(["default", str(default_head("text"))], "text") == [default_head("text")]
+    assert str(HeadConfig.parse("last")) == "bert-head"
+    with pytest.raises(BertVisionError, match="depends on the kind of task"):
+        HeadConfig.parse("default")
+
+
+@pytest.fixture
+def registry():
+    """Forget what a test registers."""
+    names = set(HEADS)
+    yield
+    for name in set(HEADS) - names:
+        del HEADS[name]
+
+
+@pytest.mark.usefixtures("registry")
+def test_registered_heads():
+    @register_head("first-token")
+    class FirstToken(torch.nn.Module):
+        """A linear map of the first token."""
+
+        def __init__(self, shape: HeadShape, bias: bool = True, scale: float = 1.0):
+            super().__init__()
+            self.read = torch.nn.Linear(shape.width, shape.outputs, bias=bias)
+            self.scale = scale
+
+        def forward(self, hidden, attention_mask):
+            return self.read(hidden[:, -1, 0]) * self.scale
+
+    @register_head("with-options", "a builder that passes options on")
+    def build(shape, size=4, **anything):
+        return HEADS["adapter"].build(shape, size=size, **anything)
+
+    assert HEADS["first-token"].summary == "A linear map of the first token."
+    config = HeadConfig.parse("first-token:scale=2,members=2,bias=false,layers=last")
+    assert str(config) == "first-token:bias=false,layers=last,members=2,scale=2.0"
+    assert count_parameters(config, SENTENCE)[0] == 2 * 1024
+    assert options_of("with-options") == {"token_pooling": "cls", "dropout": 0.0, "size": 4} | WRAPPER_OPTIONS
+    assert count("with-options:token_pooling=max", SENTENCE) == count("adapter:size=4,token_pooling=max", SENTENCE)
+    for name in ("first-token", "default", "a:b", ""):
+        with pytest.raises(BertVisionError, match="cannot be registered"):
+            register_head(name)
 
 
 @pytest.mark.parametrize(
@@ -191,11 +251,16 @@ def test_mistakes_get_a_sentence(spec, words):
         count(spec, HeadShape(layers=4, tokens=8, width=8, outputs=2, per_token=False))
 
 
+def masks(*rows):
+    """Attention mask and text ids of rows in which 1 and 2 are tokens of the first and second text, 0 is padding."""
+    texts = torch.tensor(rows)
+    return texts > 0, texts == 2
+
+
 def test_comparing_tells_two_texts_apart_and_leaves_one_alone():
     gather = TOKEN_POOLINGS["compare"](SENTENCE, 2)
     x = torch.tensor([[3.0, 4.0], [1.0, 2.0], [0.0, 5.0], [9.0, 9.0]]).expand(3, 4, 2).clone().requires_grad_()
-    mask = torch.tensor([[1, 1, 2, 0], [1, 2, 2, 2], [1, 1, 1, 0]])
-    found = gather(x, mask)
+    found = gather(x, *masks([1, 1, 2, 0], [1, 2, 2, 2], [1, 1, 1, 0]))
     u, v = torch.tensor([0.6, 0.8]), torch.tensor([0.0, 1.0])  # the largest, of length 1; then of mean square 1
     torch.testing.assert_close(found[0, :4], torch.cat([(u - v).abs() * 2**0.5, u * v * 2]))
     u, v = torch.tensor([2.0, 3.0]) / 13**0.5, torch.tensor([0.0, 1.0])  # the means
@@ -211,15 +276,14 @@ def test_aligning_finds_what_one_text_lacks():
     gather = TOKEN_POOLINGS["align"](SENTENCE, 3)
     a, b, c = torch.eye(3)
     x = torch.stack([torch.stack(row) for row in ([a, b, a, c], [a, b, b, a], [a, 5 * b, c, c])]).requires_grad_()
-    mask = torch.tensor([[1, 1, 2, 0], [1, 1, 2, 2], [1, 1, 1, 0]])
-    found = gather(x, mask)
+    found = gather(x, *masks([1, 1, 2, 0], [1, 1, 2, 2], [1, 1, 1, 0]))
     # The first text has b, which the second lacks; beside its like, a, it differs in both. The second lacks little.
     e = torch.tensor(-24.0).exp()
     torch.testing.assert_close(found[0, :3], torch.tensor([1.0, 1.0, 0.0]) * 3**0.5)
     torch.testing.assert_close(found[0, 3:], torch.tensor([1.0, 1.0, 0.0]) * e / (1 + e) * 3**0.5)
     assert found[1].max() < 0.001  # the same words in another order
     assert not found[2].any()
-    swapped = gather(x[:1, [2, 0, 1, 3]], torch.tensor([[1, 2, 2, 0]]))
+    swapped = gather(x[:1, [2, 0, 1, 3]], *masks([1, 2, 2, 0]))
     torch.testing.assert_close(swapped, found[:1].roll(3, dims=1))
     found.sum().backward()
     assert x.grad is not None and x.grad.isfinite().all() and not x.grad[2].any()
@@ -229,7 +293,7 @@ def test_copies_begin_apart_and_their_mean_answers():
     shape = HeadShape(layers=4, tokens=8, width=8, outputs=3, per_token=False)
     torch.manual_seed(0)
     head = build_head("adapter:layers=last2,members=3,size=4,token_pooling=max", shape)
-    hidden, mask = torch.randn(5, 4, 6, 8), torch.ones(5, 6)
+    hidden, mask = torch.randn(5, 4, 6, 8), torch.ones(5, 6, dtype=torch.bool)
     each = head.train()(hidden, mask)
     assert len(each) == 3 and not torch.equal(each[0], each[1])
     torch.testing.assert_close(head.eval()(hidden, mask), (each[0] + each[1] + each[2]) / 3)
@@ -240,25 +304,25 @@ PAIR = HeadShape(layers=5, tokens=16, width=8, outputs=2, per_token=False, apart
 
 
 def test_heads_find_the_layers_of_texts_read_apart():
-    hidden, mask = torch.randn(3, 10, 6, 8), torch.tensor([[1, 1, 1, 2, 2, 2]] * 3)
+    hidden, mask = torch.randn(3, 10, 6, 8), masks(*[[1, 1, 1, 2, 2, 2]] * 3)
     for texts, layers in (("cross", slice(5, 10)), ("bi", slice(0, 5))):
         head = build_head(f"adapter:size=4,token_pooling=max,encoding={texts}", PAIR).eval()
         plain = build_head("adapter:size=4,token_pooling=max", replace(PAIR, apart=False)).eval()
         plain.load_state_dict({key.removeprefix("head."): value for key, value in head.state_dict().items()})
-        assert torch.equal(head(hidden, mask), plain(hidden[:, layers], mask))
+        assert torch.equal(head(hidden, *mask), plain(hidden[:, layers], *mask))
     last = build_head("adapter:encoding=bi,layers=last,size=4,token_pooling=max", PAIR)
     assert isinstance(last, LayerSelect) and last.chosen == [-1]
 
 
 def test_a_head_of_both_readings_is_one_of_each():
-    hidden, mask = torch.randn(3, 10, 6, 8), torch.tensor([[1, 1, 1, 2, 2, 2]] * 3)
+    hidden, mask = torch.randn(3, 10, 6, 8), masks(*[[1, 1, 1, 2, 2, 2]] * 3)
     spec = "adapter:encoding=both,members=2,size=4,token_pooling=max+compare"
     head = build_head(spec, PAIR)
     assert count(spec, PAIR)[0] == 4 * count("adapter:size=4,token_pooling=max+compare", replace(PAIR, apart=False))[0]
-    assert [len(each) for each in head.train()(hidden, mask)] == [2, 2]
-    answer = head.eval()(hidden, mask)
+    assert [len(each) for each in head.train()(hidden, *mask)] == [2, 2]
+    answer = head.eval()(hidden, *mask)
     hidden[:, 0] += 1.0  # a layer of the texts read apart
-    assert not torch.equal(head(hidden, mask), answer)
+    assert not torch.equal(head(hidden, *mask), answer)
     config = HeadConfig.parse(spec).replace(layers="1,3")
     view = required_view([config], PAIR)
     assert view.layers == (-4, -2, 1, 3, 4)
@@ -266,7 +330,7 @@ def test_a_head_of_both_readings_is_one_of_each():
     whole = build_head(config, PAIR).eval()
     whole.load_state_dict(seen.state_dict())
     among = [PAIR.numbers.index(number) for number in view.layers]
-    assert torch.equal(seen(hidden[:, among], mask), whole(hidden, mask))
+    assert torch.equal(seen(hidden[:, among], *mask), whole(hidden, *mask))
 
 
 @pytest.mark.parametrize(
@@ -275,7 +339,7 @@ def test_a_head_of_both_readings_is_one_of_each():
         ("adapter:encoding=bi", "first text only"),
         ("adapter:encoding=beside", "value of encoding"),
         ("learned:encoding=both,pooler_output=true,token_pooling=max", "pooler_output"),
-        ("last:encoding=bi", "option of head"),
+        ("bert-head:encoding=bi", "option of head"),
     ],
 )
 def test_readings_that_make_no_sense_are_refused(spec, why):

@@ -16,14 +16,14 @@ def make(tiny, root, data, **settings):
 
 @pytest.fixture(scope="session")
 def reviews_result(tiny, reviews, tmp_path_factory):
-    """Heads that classify, on one backbone."""
+    """Classification heads on one encoder."""
     root = tmp_path_factory.mktemp("served")
     return make(tiny, root, reviews, heads=["adapter:size=8,token_pooling=max", "learned"], task="reviews")
 
 
 @pytest.fixture(scope="session")
 def answers_result(tiny, tmp_path_factory):
-    """A head that answers questions."""
+    """A question-answering head."""
     place = tmp_path_factory.mktemp("served-squad")
     (place / "train.json").write_text(json.dumps(squad_json(8, 4, 0)))
     settings = {"heads": ["adapter-skip:size=4"], "max_tokens": 48, "controls": False, "task": "towers"}
@@ -32,13 +32,13 @@ def answers_result(tiny, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def runs(reviews_result, answers_result):
-    """A head of each kind, and an ensemble: three models on two backbones."""
+    """A classification head, an ensemble and a question-answering head: three models on two encoders."""
     ensemble = next(each for each in reviews_result.runs if each.kind == "ensemble")
     return [reviews_result.best.directory, ensemble.directory, answers_result.best.directory]
 
 
 @pytest.fixture(scope="module")
 def server(runs, tmp_path_factory):
-    """A server of all of them."""
+    """A server with the three models."""
     with serving(tmp_path_factory.mktemp("server"), *runs) as process:
         yield process

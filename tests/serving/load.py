@@ -1,4 +1,4 @@
-"""Many requests at once, from one event loop: raw HTTP/1.1 on raw connections, so that nothing is retried or hidden."""
+"""Load generators on plain sockets, without the retries and connection pools of an HTTP client."""
 
 import asyncio
 import json
@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 @dataclass
 class Sent:
-    """One request: when it was written, what came back (0: nothing), and when."""
+    """One request: when it was sent, the status of the response (0: none), and how long it took."""
 
     at: float
     status: int = 0
@@ -18,7 +18,7 @@ class Sent:
 
 
 async def post(url: str, body: bytes, path: str = "/v1/predict") -> Sent:
-    """Send one request on a connection of its own."""
+    """Send one request on a new connection."""
     parts = urlsplit(url)
     sent = Sent(time.monotonic())
     try:
@@ -44,7 +44,7 @@ async def post(url: str, body: bytes, path: str = "/v1/predict") -> Sent:
 
 
 async def closed_loop(url: str, bodies: list[bytes], clients: int, seconds: float) -> list[Sent]:
-    """Let clients ask, each one question after the other."""
+    """Run clients that send a request as soon as the previous one is answered."""
     until, found = time.monotonic() + seconds, []
 
     async def client(number: int) -> None:
@@ -58,7 +58,7 @@ async def closed_loop(url: str, bodies: list[bytes], clients: int, seconds: floa
 
 
 async def open_loop(url: str, bodies: list[bytes], rate: float, seconds: float) -> list[Sent]:
-    """Send at a rate, whatever comes back."""
+    """Send requests at a constant rate, without waiting for responses."""
     began, tasks = time.monotonic(), []
     for number in range(round(rate * seconds)):
         await asyncio.sleep(max(0.0, began + number / rate - time.monotonic()))

@@ -1,4 +1,4 @@
-"""A real server in a real process, and clients that are plain sockets or urllib."""
+"""A server in its own process, and a client based on urllib."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from pathlib import Path
 
 
 class Process:
-    """`bertvision serve ...`, its address and its log."""
+    """The process of `bertvision serve`, its address and its log."""
 
     def __init__(self, place: Path, *words: object, **environment: str):
         self.log_file = place / "server.log"
@@ -71,7 +71,7 @@ class Process:
 
     @property
     def events(self) -> list[dict]:
-        """The log: every line of it must be JSON."""
+        """The log, one JSON object per line."""
         return [json.loads(line) for line in self.log_file.read_text().splitlines()]
 
     def stop(self) -> int:

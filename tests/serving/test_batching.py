@@ -31,7 +31,7 @@ class SlowEncoder:
         self.seconds = seconds
         self.batches: list[tuple[int, ...]] = []
 
-    def read(self, inputs, mask, wanted):
+    def read(self, inputs, mask, text_ids, wanted):
         self.batches.append(tuple(mask.sum(1).tolist()))
         time.sleep(self.seconds)
         if (inputs["input_ids"] == 666).any():

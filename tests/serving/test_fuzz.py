@@ -1,4 +1,4 @@
-"""Whatever is sent: no 5xx, no traceback, no text in logs or figures."""
+"""Malformed requests: no status 5xx, no traceback, no request text in logs or metrics."""
 
 import asyncio
 import json
@@ -12,11 +12,11 @@ from serving.load import Sent
 from serving.process import serving
 
 MARK = "Quetzalcoatl"
-"""In many a body; must appear nowhere else."""
+"""A word in many bodies that must not appear in logs or metrics."""
 
 
 def bodies(count: int) -> list[bytes]:
-    """Bodies that are wrong in many ways, and some that are right but strange."""
+    """Return bodies that are malformed in many ways, and some that are valid but unusual."""
     draw = random.Random(0)
 
     def leaf():
@@ -104,7 +104,7 @@ def test_two_thousand_malformed_bodies(runs, tmp_path):
         assert process.ask({"items": ["the film was good"]})[0] == 200
 
 
-def test_broken_http_is_survived(runs, tmp_path):
+def test_broken_http(runs, tmp_path):
     draw = random.Random(2)
     with serving(tmp_path, runs[0]) as process:
         host, port = process.url.removeprefix("http://").split(":")
@@ -134,11 +134,11 @@ def test_broken_http_is_survived(runs, tmp_path):
         assert process.ask({"items": ["the film was good"]})[0] == 200
 
 
-# A schema cannot say which items a model reads, so what it allows may still be refused with a sentence.
+# The schema does not know which items a model takes, so valid requests may still get status 422.
 CHECKS = ["not_a_server_error", "status_code_conformance", "content_type_conformance", "response_schema_conformance"]
 
 
-def test_every_route_keeps_to_its_document(server):
+def test_routes_conform_to_the_openapi_document(server):
     schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
     checks = schemathesis.checks.CHECKS.get_by_names(CHECKS)
     asked = []
@@ -147,8 +147,8 @@ def test_every_route_keeps_to_its_document(server):
 
         @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
         @given(case=operation.as_strategy())
-        def keeps_to_it(case):
+        def conforms(case):
             asked.append(case.call_and_validate(checks=checks).status_code)
 
-        keeps_to_it()
+        conforms()
     assert len(asked) > 200 and {200, 422, 404} <= set(asked)

@@ -1,4 +1,4 @@
-"""Graphs that answer as torch does, or are not kept."""
+"""ONNX export: the answers of the graph must be those of torch."""
 
 import json
 import random
@@ -11,15 +11,16 @@ import torch
 
 import bertvision
 from bertvision.errors import BertVisionError
+from bertvision.files import file_hash
 from bertvision.heads import HEADS
 from bertvision.lab.pipeline import dev_examples, experiment_of
 from bertvision.onnx_model import GRAPH, MANIFEST
 from bertvision.serving import onnx_export
-from bertvision.serving.onnx_export import Limits, export_onnx
+from bertvision.serving.onnx_export import ParityLimits, export_onnx
 from bertvision.trained_model import load, load_all
 from conftest import FAMILIES, WORDS, save_tiny, squad_json
 
-# One of each way to read, merge and gather; the rest of the zoo is made of the same parts.
+# One of each kind of token pooling, layer pooling and classifier; the other heads combine the same parts.
 SENTENCE_HEADS = [
     "adapter:size=8,token_pooling=max",
     "adapter:layers=0,2,norm=true,size=4,token_pooling=cls+mean+attention",
@@ -46,7 +47,7 @@ def rows_of(models):
 
 @pytest.fixture(scope="module")
 def sentences(tiny, reviews, tmp_path_factory):
-    """Many heads on one backbone, in one graph."""
+    """Many heads on one encoder, in one graph."""
     result = make(tiny, reviews, tmp_path_factory.mktemp("runs"), SENTENCE_HEADS, max_tokens=32)
     models = load_all(result.runs)
     place = tmp_path_factory.mktemp("exports") / "sentences"
@@ -67,13 +68,16 @@ def spans(tiny, tmp_path_factory):
 
 
 @pytest.mark.parametrize("kind", ["sentences", "spans"])
-def test_every_answer_is_the_same(kind, request):
+def test_answers_are_equal(kind, request):
     models, place, reports = request.getfixturevalue(kind)
     assert len(reports) == len(models)
     for report in reports:
-        assert report["agreement"] == 100.0 and report["largest_difference"] <= 1e-4, report
+        assert report.agreement == 100.0 and report.largest_difference <= 1e-4, report
     manifest = json.loads((place / MANIFEST).read_text())
-    assert manifest["parity"] == reports and manifest["limits"] == {"agreement": 99.9, "largest_difference": 1e-4}
+    assert manifest["parity"] == [report.to_dict() for report in reports] and manifest["limits"] == {
+        "agreement": 99.9,
+        "largest_difference": 1e-4,
+    }
 
 
 def test_any_batch_and_any_length(sentences):
@@ -86,7 +90,7 @@ def test_any_batch_and_any_length(sentences):
             assert np.allclose(one.logits(features).logits, other.logits(features).logits, atol=1e-4), one.run.name
 
 
-def test_an_export_is_loaded_as_a_run_and_moves(spans, tmp_path):
+def test_an_export_can_be_moved_and_loaded(spans, tmp_path):
     models, place, _ = spans
     moved = shutil.copytree(place, tmp_path / "moved")
     context = "the tower in rome was made at ann . " * 9
@@ -100,17 +104,17 @@ def test_an_export_is_loaded_as_a_run_and_moves(spans, tmp_path):
     assert load(next((moved / "runs").iterdir())).predict(("who", context))
 
 
-def test_int8_is_smaller_and_held_to_its_own_limits(sentences, tmp_path):
+def test_int8_has_its_own_limits(sentences, tmp_path):
     models, place, _ = sentences
     chosen = models[1:3]
-    reports = export_onnx(chosen, tmp_path / "int8", rows_of(chosen), int8=True, limits=Limits(90.0, np.inf))
-    assert all(report["largest_difference"] > 1e-4 for report in reports)  # it is int8 indeed
+    reports = export_onnx(chosen, tmp_path / "int8", rows_of(chosen), int8=True, limits=ParityLimits(90.0, np.inf))
+    assert all(report.largest_difference > 1e-4 for report in reports)  # the weights are quantized
     types = {node.op_type for node in onnx.load(tmp_path / "int8" / GRAPH).graph.node}
     assert "MatMulInteger" in types or "DynamicQuantizeMatMul" in types
     assert "int8" in load_all([tmp_path / "int8"])[0].bert_head.shared_encoder.runs_on
 
 
-def test_a_graph_that_answers_otherwise_is_not_kept(sentences, tmp_path, monkeypatch):
+def test_a_graph_with_different_answers_is_not_kept(sentences, tmp_path, monkeypatch):
     models, _, _ = sentences
     chosen = models[1:2]
     written = onnx_export._write_graph
@@ -128,16 +132,16 @@ def test_a_graph_that_answers_otherwise_is_not_kept(sentences, tmp_path, monkeyp
             weights[0][0] -= 0.1
 
     monkeypatch.setattr(onnx_export, "_write_graph", damaged)
-    with pytest.raises(BertVisionError, match="does not answer as it should.*Nothing was kept"):
+    with pytest.raises(BertVisionError, match="differs from the original.*The new export was not kept"):
         export_onnx(chosen, tmp_path / "wrong", rows_of(chosen))
     assert not (tmp_path / "wrong").exists()
 
 
-def test_what_cannot_be_exported(sentences, spans, tmp_path):
+def test_export_errors(sentences, spans, tmp_path):
     models, place, _ = sentences
-    with pytest.raises(BertVisionError, match="One graph holds one backbone"):
+    with pytest.raises(BertVisionError, match="holds models on one encoder"):
         export_onnx([models[0], spans[0][0]], tmp_path / "x", [[], []])
-    with pytest.raises(BertVisionError, match="runs that torch can read"):
+    with pytest.raises(BertVisionError, match="must not be exported models"):
         export_onnx(load_all([place])[:1], tmp_path / "x", [[]])
     with pytest.raises(BertVisionError, match="no rows to compare"):
         export_onnx(models[:1], tmp_path / "x", [[]])
@@ -162,18 +166,18 @@ def test_every_family_can_be_exported(family, reviews, tmp_path):
     result = make(save_tiny(tmp_path / family, family), reviews, tmp_path / "runs", ["learned"], max_tokens=32)
     models = load_all([result.best])
     (report,) = export_onnx(models, tmp_path / "onnx", rows_of(models))
-    assert report["agreement"] == 100.0
+    assert report.agreement == 100.0
 
 
 @pytest.mark.slow
-def test_the_whole_zoo_can_be_exported(tiny, reviews, tmp_path):
+def test_every_head_can_be_exported(tiny, reviews, tmp_path):
     result = make(tiny, reviews, tmp_path / "runs", [name for name in HEADS if name != "xception"], max_tokens=32)
     models = load_all([run for run in result.runs if run.kind == "head"])
     for report in export_onnx(models, tmp_path / "onnx", rows_of(models)):
-        assert report["agreement"] == 100.0, report
+        assert report.agreement == 100.0, report
 
 
-def test_texts_read_apart_and_together_answer_the_same_from_a_graph(tiny, tmp_path):
+def test_cross_and_bi_encoding_in_one_graph(tiny, tmp_path):
     draw = random.Random(0)
     rows = ["text,other,label"]
     for number in range(80):
@@ -189,13 +193,14 @@ def test_texts_read_apart_and_together_answer_the_same_from_a_graph(tiny, tmp_pa
         found = each.logits(each.encode_examples(rows_of([each])[0]))
         np.testing.assert_allclose(
             found.logits, each.run.predictions().logits, atol=0.05
-        )  # scored in bfloat16, perhaps
+        )  # the scores may have been computed in bfloat16
     reports = export_onnx(models, tmp_path / "graph", rows_of(models))
-    assert {report["agreement"] for report in reports} == {100.0}
+    assert {report.agreement for report in reports} == {100.0}
     pair = ("the film was good", "a very long and quite awful story about this movie")
     for torch_one, onnx_one in zip(models, load_all([tmp_path / "graph"]), strict=True):
         probability = torch_one.predict(pair)["probability"]
         assert onnx_one.predict(pair)["probability"] == pytest.approx(probability, abs=1e-4)
+    check_format_2(tmp_path / "graph", pair)
     assert [each.layers[0]["encoding"] for each in models if each.run.name == both] == ["both"]
     assert {each.run.name: each.num_forward_passes for each in models if each.run.kind != "ensemble"} == {
         "BERT": 1,
@@ -205,6 +210,30 @@ def test_texts_read_apart_and_together_answer_the_same_from_a_graph(tiny, tmp_pa
     }
 
 
-def test_one_text_cannot_be_read_apart(tiny, reviews, tmp_path):
-    with pytest.raises(BertVisionError, match="encodes two texts separately"):
+def check_format_2(directory, pair):
+    """An export of format 2 has one mask, which is 2 for the second text; it is still read, and answers the same."""
+    expected = [model.predict(pair)["probability"] for model in load_all([directory])]
+    graph = onnx.load(directory / GRAPH)
+    assert [node.name for node in graph.graph.input][-2:] == ["attention_mask", "text_ids"]
+    for node in graph.graph.node:
+        node.input[:] = [f"new_{name}" if name in ("attention_mask", "text_ids") else name for name in node.input]
+    nodes = [
+        onnx.helper.make_node("Min", ["attention_mask", "one"], ["new_attention_mask"]),
+        onnx.helper.make_node("Sub", ["attention_mask", "new_attention_mask"], ["new_text_ids"]),
+    ]
+    graph.graph.initializer.append(onnx.numpy_helper.from_array(np.array(1), "one"))
+    del graph.graph.input[-1]
+    for number, node in enumerate(nodes):
+        graph.graph.node.insert(number, node)
+    onnx.save(graph, directory / GRAPH)
+    manifest = json.loads((directory / MANIFEST).read_text())
+    (directory / MANIFEST).write_text(json.dumps(manifest | {"format": 2, "sha256": file_hash(directory / GRAPH)}))
+    assert [model.predict(pair)["probability"] for model in load_all([directory])] == pytest.approx(expected, abs=1e-5)
+    (directory / MANIFEST).write_text(json.dumps(manifest | {"format": 1}))
+    with pytest.raises(BertVisionError, match="format 1; this version reads 2 and 3"):
+        load_all([directory])
+
+
+def test_bi_encoding_needs_a_pair(tiny, reviews, tmp_path):
+    with pytest.raises(BertVisionError, match="has one text"):
         make(tiny, reviews, tmp_path, ["adapter:encoding=bi,token_pooling=max"])

@@ -1,4 +1,4 @@
-"""More than the server can do, and its end while it is busy: nobody is lost, nothing grows."""
+"""Overload and shutdown under load: no response is lost, and memory does not grow."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ ROOM, BUDGET = 4096, 1024
 
 @pytest.fixture(scope="module")
 def bodies() -> list[bytes]:
-    """Requests that take the model a while: several long contexts each, all different."""
+    """Slow requests: several long contexts each, all different."""
     draw, made = random.Random(0), []
     for _ in range(64):
         items = [["who made the tower", " ".join(draw.choices(WORDS, k=120))] for _ in range(4)]
@@ -33,7 +33,7 @@ def bodies() -> list[bytes]:
 
 @contextmanager
 def sampled(process: Process, gauge: str) -> Iterator[list[float]]:
-    """Collect what a gauge of /metrics shows, again and again, until the block ends."""
+    """Poll a gauge of /metrics until the block ends."""
     found: list[float] = []
     over = threading.Event()
 
@@ -52,12 +52,12 @@ def sampled(process: Process, gauge: str) -> Iterator[list[float]]:
 
 
 def overload(process, bodies, seconds: float, timed: bool = False) -> None:
-    # What it can do: so many clients that it is never idle.
+    # Measure the capacity with enough clients that the server is never idle.
     alone = asyncio.run(closed_loop(process.url, bodies, 8, 3.0))
     capacity = sum(sent.status == 200 for sent in alone) / 3.0
     assert capacity > 1 and {sent.status for sent in alone} <= {200, 429}
     watched, rate = psutil.Process(process.process.pid), 4 * capacity
-    # What it can do grows once it is warm: send more until it must refuse much.
+    # The capacity grows while the server warms up: raise the rate until a third of the requests is refused.
     while True:
         found = asyncio.run(open_loop(process.url, bodies, rate, min(seconds, 5.0)))
         if sum(sent.status == 429 for sent in found) > len(found) / 3:
@@ -73,7 +73,7 @@ def overload(process, bodies, seconds: float, timed: bool = False) -> None:
     refused = [sent for sent in found if sent.status == 429]
     assert refused and all(int(sent.retry_after) >= 1 for sent in refused)
     tokens = json.loads(process.send("POST", "/v1/predict", bodies[0])[1])["tokens"]
-    # Nobody waits longer than for a full queue and the batch before it, at the speed of this very minute.
+    # The longest wait is a full queue plus the batch before it, at the throughput of this test.
     done = max(sent.at + sent.seconds for sent in found) - min(sent.at for sent in found)
     full = (ROOM + BUDGET + tokens) / tokens
     speed, p99 = len(accepted) / done, float(np.percentile(accepted, 99))
@@ -99,7 +99,7 @@ def test_a_minute_of_overload(answers_result, bodies, tmp_path):
         overload(process, bodies, 60.0, timed=True)
 
 
-def test_sigterm_under_load_loses_nobody(answers_result, bodies, tmp_path):
+def test_sigterm_under_load_loses_no_response(answers_result, bodies, tmp_path):
     with serving(tmp_path, answers_result.best.directory, "--drain", "0.6") as process:
         found: list[Sent] = []
         clients = threading.Thread(
@@ -118,11 +118,11 @@ def test_sigterm_under_load_loses_nobody(answers_result, bodies, tmp_path):
         clients.join()
         before = [sent for sent in found if sent.at < killed - 0.1]
         assert len(before) >= 12 and {sent.status for sent in before} == {200}
-        # Twelve clients are always waiting; some of their requests had certainly reached the server.
+        # Twelve clients always wait for a response, so some requests had reached the server.
         under_way = [sent for sent in found if sent.at < killed < sent.at + sent.seconds]
-        assert 200 in {sent.status for sent in under_way}, "no request that was under way was answered"
+        assert 200 in {sent.status for sent in under_way}, "no request in progress was answered"
         assert {sent.status for sent in found if sent.at > killed + 0.1} <= {503, 0}
-        # Whatever the server says it answered, a client has received.
+        # Every response that the server logged was received by a client.
         answered = [e for e in process.events if e["event"] == "request" and e["route"] == "/v1/predict"]
         assert sum(e["status"] == 200 for e in answered) == sum(sent.status == 200 for sent in found)
         assert [event["event"] for event in process.events if event["event"] != "request"] == [
@@ -133,7 +133,7 @@ def test_sigterm_under_load_loses_nobody(answers_result, bodies, tmp_path):
         assert asyncio.run(post(process.url, bodies[0])).status == 0
 
 
-def test_a_client_that_goes_away_harms_nobody(answers_result, bodies, tmp_path):
+def test_clients_that_disconnect(answers_result, bodies, tmp_path):
     with serving(tmp_path, answers_result.best.directory) as process:
 
         async def leave() -> None:

@@ -49,7 +49,7 @@ def type_in(browser, *texts: str) -> None:
         area.send_keys(Keys.BACKSPACE)
 
 
-def test_type_submit_and_see_the_answer_in_its_context(browser, server, answers_result):
+def test_question_answering(browser, server, answers_result):
     open_page(browser, server.url, "towers")
     type_in(browser, "who made the tower", PASSAGE)
     find(browser, "#submit").click()
@@ -60,17 +60,17 @@ def test_type_submit_and_see_the_answer_in_its_context(browser, server, answers_
     assert status == 200
     marked = [each.text for each in browser.find_elements(By.CSS_SELECTOR, "#context mark.first")]
     assert marked == ([said["answer"]] if said["answer"] else [])
-    assert find(browser, "#head-answer .said").text == (said["answer"] or "No answer")
-    assert find(browser, "#bert-answer .said").text == (said["bert"]["answer"] or "No answer")
+    assert find(browser, "#head-answer .prediction").text == (said["answer"] or "No answer")
+    assert find(browser, "#bert-answer .prediction").text == (said["bert"]["answer"] or "No answer")
     assert f"{100 * said['null_probability']:.1f} %" in find(browser, "#head-answer").text
     second = next(each for each in said["nbest"] if each["text"] != said["answer"])
     assert (second["text"] or "no answer") in find(browser, "#head-answer .second").text
-    assert "ms in the server" in find(browser, "#timing").text and "1 forward pass." in find(browser, "#timing").text
+    assert "ms on the server" in find(browser, "#timing").text and "1 forward pass." in find(browser, "#timing").text
     assert "layers 0, 1, 2, 3 of 0 to 3" in find(browser, "#layers").text
     assert complaints(browser) == []
 
 
-def test_switch_task_and_see_the_bars(browser, server):
+def test_classification(browser, server):
     open_page(browser, server.url, "towers")
     choice = Select(find(browser, "#model"))
     name = next(option.text for option in choice.options if option.text.startswith("reviews-adapter"))
@@ -86,11 +86,11 @@ def test_switch_task_and_see_the_bars(browser, server):
         fill, track = (bar.find_element(By.CSS_SELECTOR, css).rect["width"] for css in (".fill", ".track"))
         share = float(bar.find_element(By.CSS_SELECTOR, ".number").text.removesuffix(" %")) / 100
         assert fill / track == pytest.approx(share, abs=0.02)
-    assert find(browser, "#head-answer .said").text in ("pos", "neg") and not shown(browser, "#context-block")
+    assert find(browser, "#head-answer .prediction").text in ("pos", "neg") and not shown(browser, "#context-block")
     assert complaints(browser) == []
 
 
-def test_examples_answer_at_a_click_and_the_keyboard_is_enough(browser, server):
+def test_examples_and_keyboard(browser, server):
     open_page(browser, server.url, "towers")
     browser.find_elements(By.CSS_SELECTOR, "#examples button")[0].click()
     wait(browser, lambda: shown(browser, "#result"))
@@ -106,18 +106,18 @@ def test_examples_answer_at_a_click_and_the_keyboard_is_enough(browser, server):
     assert unnamed == 0
 
 
-def test_an_empty_field_and_a_refusal_are_said_aloud(browser, server):
+def test_errors_are_shown_and_announced(browser, server):
     open_page(browser, server.url, "towers")
     type_in(browser, "who", " ")
     find(browser, "#input-0").send_keys(Keys.CONTROL, Keys.ENTER)
     wait(browser, lambda: shown(browser, "#error"))
-    assert "needs a text" in find(browser, "#error").text and find(browser, "#error").get_attribute("role") == "alert"
+    assert "Enter a text" in find(browser, "#error").text and find(browser, "#error").get_attribute("role") == "alert"
     type_in(browser, "who made it " * 30, "ann")
     find(browser, "#submit").click()
     wait(browser, lambda: "shorten the question" in find(browser, "#error").text)
 
 
-def test_overload_is_shown_and_the_next_try_succeeds(browser, answers_result, tmp_path):
+def test_overload_is_shown_and_the_next_attempt_succeeds(browser, answers_result, tmp_path):
     with serving(tmp_path, answers_result.best.directory, "--max-requests", "1") as process:
         open_page(browser, process.url)
         type_in(browser, "who made the tower", PASSAGE)
@@ -139,7 +139,7 @@ def test_overload_is_shown_and_the_next_try_succeeds(browser, answers_result, tm
 
 @pytest.mark.parametrize("width", [1200, 390])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_nothing_runs_off_the_screen(browser, server, width, scheme):
+def test_layout(browser, server, width, scheme):
     features = [{"name": "prefers-color-scheme", "value": scheme}]
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
     metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}

@@ -31,13 +31,16 @@ class Made:
         self.pause = pause
         self.asked: list[int] = []
         self.labels = np.arange(self.rows) * 3 % 7
-        self.seconds = (self.lengths + 1) // 2 if self.rows % 2 else None  # pairs, or single texts
+        self.second_text_starts = (self.lengths + 1) // 2 if self.rows % 2 else None  # pairs, or single texts
 
     @property
     def known(self) -> RowTable:
         """What the writer is told of the rows."""
         return RowTable(
-            lengths=self.lengths, labels=self.labels, ids=[f"row-é{i}" for i in range(self.rows)], seconds=self.seconds
+            lengths=self.lengths,
+            labels=self.labels,
+            ids=[f"row-é{i}" for i in range(self.rows)],
+            second_text_starts=self.second_text_starts,
         )
 
     def state(self, row: int) -> Tensor:
@@ -52,7 +55,7 @@ class Made:
         hidden = torch.full((len(rows), self.view.channels, mask.shape[1], self.width), 99.0)
         for i, row in enumerate(rows.tolist()):
             hidden[i, :, : lengths[i]] = self.state(row)
-        return Batch(rows=rows, inputs=hidden, mask=mask, labels=torch.from_numpy(self.labels[rows]))
+        return Batch(rows=rows, inputs=hidden, attention_mask=mask, labels=torch.from_numpy(self.labels[rows]))
 
     def read(self, batches: Iterable[np.ndarray]) -> Iterator[Batch]:
         for rows in batches:

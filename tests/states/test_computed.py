@@ -24,7 +24,7 @@ def stream(tiny, pooled=False):
 def test_states_are_the_backbone_s(tiny):
     encoder, _, streamed = stream(tiny)
     for tokens, batch in zip(streamed.tokens.epoch(0), streamed.epoch(0), strict=True):
-        assert torch.equal(batch.inputs, encoder(tokens.inputs, tokens.mask))
+        assert torch.equal(batch.inputs, encoder(tokens.inputs, tokens.attention_mask))
         assert batch.rows.tolist() == tokens.rows.tolist()
     assert len(streamed) == 2 and streamed.rows == 4
 
@@ -42,14 +42,14 @@ def test_two_batches_at_a_time_come_in_order(tiny, cores):
     encoder, _, streamed = stream(tiny)
     seen, second = [], threading.Event()
 
-    def slow(inputs, mask, layers):
+    def slow(inputs, mask, text_ids, layers):
         seen.append(torch.get_num_threads())
-        first = mask.shape[1] == streamed.tokens.collate(streamed.plan(0)[0]).mask.shape[1]
+        first = mask.shape[1] == streamed.tokens.collate(streamed.plan(0)[0]).attention_mask.shape[1]
         if first:
             assert second.wait(30), "nobody reads the second batch beside the first"
         else:
             second.set()
-        return encoder(inputs, mask, layers)
+        return encoder(inputs, mask, text_ids, layers)
 
     slow.packed = encoder.packed
     streamed.encoder = slow
@@ -57,13 +57,13 @@ def test_two_batches_at_a_time_come_in_order(tiny, cores):
     assert seen == [cores // 2] * 2 and torch.get_num_threads() == cores
     for tokens, batch in zip(streamed.tokens.epoch(0), found, strict=True):
         assert batch.rows.tolist() == tokens.rows.tolist()
-        torch.testing.assert_close(batch.inputs, encoder(tokens.inputs, tokens.mask))
+        torch.testing.assert_close(batch.inputs, encoder(tokens.inputs, tokens.attention_mask))
 
 
 def test_an_error_in_a_reader_reaches_the_caller(tiny, cores):
     _, _, streamed = stream(tiny)
 
-    def broken(inputs, mask, layers):
+    def broken(inputs, mask, text_ids, layers):
         raise ValueError("no such layer")
 
     broken.packed = nullcontext
@@ -98,4 +98,4 @@ def test_a_view_is_a_part_of_the_states(tiny):
     )
     for one, other in zip(whole.epoch(0), part.epoch(0), strict=True):
         assert torch.equal(other.inputs, one.inputs[:, [1, 3, 4], :1])
-        assert torch.equal(other.mask, one.mask[:, :1]) and other.mask.all()
+        assert torch.equal(other.attention_mask, one.attention_mask[:, :1]) and other.attention_mask.all()

@@ -97,5 +97,5 @@ def test_a_conversion_is_read_like_its_source(exact, tmp_path):
     made = convert(exact, tmp_path / "made", view=view)
     plan = BatchPlan(exact.known.lengths, 3, seed=0)
     for one, other in zip(StoredStates(exact, plan, view).epoch(0), StoredStates(made, plan).epoch(0), strict=True):
-        assert (one.inputs == other.inputs).all() and (one.mask == other.mask).all()
+        assert (one.inputs == other.inputs).all() and (one.attention_mask == other.attention_mask).all()
         assert (one.labels == other.labels).all()

@@ -10,14 +10,14 @@ def test_kept_equals_streamed(tiny):
     shuffled = TokenBatches(streamed.tokens.features, 3, PAD, seed=4)
     again = streamed.over(shuffled)
     of = shuffled.features
-    rows = RowTable(lengths=of.lengths, labels=of.labels, ids=of.ids, seconds=of.seconds)
+    rows = RowTable(lengths=of.lengths, labels=of.labels, ids=of.ids, second_text_starts=of.second_text_starts)
     kept = InMemoryStates(read_into_memory(streamed, streamed.tokens.plan), rows, shuffled.plan)
     assert len(kept) == len(again) and kept.rows == again.rows
     for number in (0, 1):
         for one, other in zip(kept.epoch(number), again.epoch(number), strict=True):
-            assert torch.equal(one.mask, other.mask) and torch.equal(one.labels, other.labels)
+            assert torch.equal(one.attention_mask, other.attention_mask) and torch.equal(one.labels, other.labels)
             assert one.rows.tolist() == other.rows.tolist()
-            real = (one.mask > 0)[:, None, :, None]
+            real = (one.attention_mask > 0)[:, None, :, None]
             torch.testing.assert_close(one.inputs * real, other.inputs * real, atol=1e-5, rtol=1e-4)
             assert not (one.inputs * ~real).any()
 

@@ -33,7 +33,7 @@ def test_rows_of_each_batch_are_dealt_out(of, start):
         assert sorted(row for each in mine for row in each.rows) == sorted(batch.rows)
         assert max(len(each.rows) for each in mine) - min(len(each.rows) for each in mine) <= 1
         for each in mine:
-            assert each.labels.tolist() == each.rows.tolist() and len(each.mask) == len(each.rows)
+            assert each.labels.tolist() == each.rows.tolist() and len(each.attention_mask) == len(each.rows)
     # One batch has two rows only; in this epoch it is among the first three.
     assert any(len(each.rows) == 0 for part in parts for each in part) == (start == 0 or of == 8)
 

@@ -102,8 +102,8 @@ def test_few_stored_states_are_read_into_memory_unless_a_store_is_asked_for(tiny
     for one, other in zip(found.epoch(0), streamed.epoch(0), strict=True):
         assert one.rows.tolist() == other.rows.tolist()
         np.testing.assert_allclose(
-            (one.inputs * (one.mask > 0)[:, None, :, None]).numpy(),
-            (other.inputs * (other.mask > 0)[:, None, :, None]).numpy(),
+            (one.inputs * (one.attention_mask > 0)[:, None, :, None]).numpy(),
+            (other.inputs * (other.attention_mask > 0)[:, None, :, None]).numpy(),
             atol=1e-5,
         )
 

@@ -65,10 +65,13 @@ def test_every_row_is_read_once_as_it_was_written(data, lengths, type, shard, vi
             tokens = 1 if part.first else int(source.lengths[batch.rows].max())
             assert batch.inputs.shape == (len(batch.rows), part.channels, tokens, width)
             assert batch.labels.tolist() == source.labels[batch.rows].tolist()
-            for hidden, mask, row in zip(batch.inputs, batch.mask, batch.rows.tolist(), strict=True):
+            assert (batch.text_ids is None) == (source.second_text_starts is None)
+            text_ids = torch.zeros_like(batch.attention_mask) if batch.text_ids is None else batch.text_ids
+            texts = batch.attention_mask * (1 + text_ids.long())
+            for hidden, text, row in zip(batch.inputs, texts, batch.rows.tolist(), strict=True):
                 length = 1 if part.first else source.lengths[row]
-                second = length if source.seconds is None else source.seconds[row]
-                assert mask.tolist() == [(token < length) * (1 + (token >= second)) for token in range(tokens)]
+                second = length if source.second_text_starts is None else source.second_text_starts[row]
+                assert text.tolist() == [(token < length) * (1 + (token >= second)) for token in range(tokens)]
                 assert not hidden[:, length:].any()
                 assert_close(type, hidden[:, :length], seen(source, row, part))
                 found.append(row)

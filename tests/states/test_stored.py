@@ -34,7 +34,7 @@ def same(one, other):
     return (
         one.rows.tolist() == other.rows.tolist()
         and torch.equal(one.inputs, other.inputs)
-        and torch.equal(one.mask, other.mask)
+        and torch.equal(one.attention_mask, other.attention_mask)
         and torch.equal(one.labels, other.labels)
     )
 

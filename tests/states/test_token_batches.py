@@ -38,7 +38,7 @@ def test_predicting_keeps_to_the_budget(lengths, size, budget):
     batches = TokenBatches(features(lengths), size, PAD, budget=budget)
     seen = []
     for batch in batches.epoch(0):
-        assert batch.mask.numel() <= budget and len(batch.rows) <= size
+        assert batch.attention_mask.numel() <= budget and len(batch.rows) <= size
         seen += batch.rows.tolist()
     assert sorted(seen) == list(range(len(lengths)))
 
@@ -47,11 +47,11 @@ def test_predicting_keeps_to_the_budget(lengths, size, budget):
 def test_rows_survive_padding(lengths, size):
     rows = features(lengths)
     for batch in TokenBatches(rows, size, PAD, seed=1).epoch(0):
-        assert batch.mask.any(dim=0).all()  # padded to the longest row, no further
+        assert batch.attention_mask.any(dim=0).all()  # padded to the longest row, no further
         for i, row in enumerate(batch.rows):
-            kept = batch.inputs["input_ids"][i][batch.mask[i] > 0].tolist()
+            kept = batch.inputs["input_ids"][i][batch.attention_mask[i] > 0].tolist()
             assert kept == list(range(rows.offsets[row], rows.offsets[row + 1]))
-            assert set(batch.inputs["input_ids"][i][batch.mask[i] == 0].tolist()) <= {99}
+            assert set(batch.inputs["input_ids"][i][batch.attention_mask[i] == 0].tolist()) <= {99}
         assert batch.labels.tolist() == batch.rows.tolist()
 
 
@@ -70,5 +70,5 @@ def test_epochs_differ_and_seeds_differ():
 def test_buckets_waste_little():
     lengths = np.random.default_rng(0).integers(5, 128, size=2000)
     batches = TokenBatches(features(lengths), 16, PAD, seed=0)
-    padded = sum(batch.mask.numel() for batch in batches.epoch(0))
+    padded = sum(batch.attention_mask.numel() for batch in batches.epoch(0))
     assert padded / lengths.sum() < 1.05

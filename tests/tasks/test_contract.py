@@ -187,8 +187,8 @@ def test_the_second_text_of_a_pair_is_known(name, data):
     task, tokenizer = TASKS[name], wordpiece()
     features = task.encode(data(name).dev, tokenizer, 48)
     assert task.kind in ("span", "pair", "text") and (task.kind == "span") == task.per_token
-    assert (features.seconds is not None) == (task.kind == "pair")
-    if features.seconds is not None:
-        for row, second in enumerate(features.seconds):
+    assert (features.second_text_starts is not None) == (task.kind == "pair")
+    if features.second_text_starts is not None:
+        for row, second in enumerate(features.second_text_starts):
             kinds = features.tokens["token_type_ids"][features.offsets[row] : features.offsets[row + 1]]
             assert kinds.tolist() == [0] * second + [1] * (len(kinds) - second) and 0 < second < len(kinds)

@@ -44,7 +44,10 @@ class States:
             self.served += 1
             rows = order[first : first + self.size]
             yield Batch(
-                rows=rows, inputs=self.hidden[rows], mask=torch.ones(len(rows), TOKENS).bool(), labels=self.labels[rows]
+                rows=rows,
+                inputs=self.hidden[rows],
+                attention_mask=torch.ones(len(rows), TOKENS).bool(),
+                labels=self.labels[rows],
             )
 
 
@@ -339,7 +342,7 @@ def test_per_token_predictions_come_back_in_order():
                 hidden = torch.full((len(rows), 1, longest, 2), -1.0)
                 for i, row in enumerate(rows):
                     hidden[i, 0, : lengths[row]] = torch.arange(offsets[row], offsets[row + 1])[:, None].float()
-                yield Batch(rows=rows, inputs=hidden, mask=mask, labels=torch.zeros(len(rows)))
+                yield Batch(rows=rows, inputs=hidden, attention_mask=mask, labels=torch.zeros(len(rows)))
 
     found = predict({"echo": Echo()}, Ragged(), ["a", "b", "c"], offsets)["echo"]
     assert found.logits[:, 0].tolist() == list(range(9))

@@ -6,7 +6,7 @@ import sys
 import typer
 
 from bertvision.cli import inference, listings, search, stores, studies, training
-from bertvision.cpu_optimizations import set_environment
+from bertvision.cpu_optimizations import read_switch, set_environment
 from bertvision.errors import BertVisionError
 from bertvision.progress import is_main_rank, log_to_stderr
 
@@ -36,6 +36,7 @@ listings.register(app)
 def main() -> None:
     """Run a command. Errors that the user can fix are printed as one sentence, without a traceback."""
     set_environment()  # no command has imported torch yet
+    read_switch()
     log_to_stderr()
     if not is_main_rank():
         sys.stdout = open(os.devnull, "w")

@@ -98,7 +98,7 @@ def export(
     """
     from bertvision import trained_model
     from bertvision.lab import pipeline
-    from bertvision.serving.onnx_export import Limits, export_onnx
+    from bertvision.serving.onnx_export import ParityLimits, export_onnx
 
     models = trained_model.load_all(runs)
     examples = []
@@ -109,18 +109,18 @@ def export(
             found = pipeline.dev_examples(pipeline.experiment_of(each.run))
         examples.append(found[:rows] if rows else found)
     place = to or models[0].run.directory / ("onnx-int8" if int8 else "onnx")
-    limits = Limits.usual(int8).changed(agreement, tolerance)
+    limits = ParityLimits.default(int8=int8).override(agreement, tolerance)
     reports = export_onnx(models, place, examples, int8=int8, limits=limits)
     if as_json:
-        output.as_json({"directory": str(place), "parity": reports})
+        output.as_json({"directory": str(place), "parity": [report.to_dict() for report in reports]})
         return
     output.table(
         [
             {
-                "model": report["model"],
-                "rows": f"{report['rows']:,}",
-                "same answers, %": f"{report['agreement']:.2f}",
-                "largest difference of a score": f"{report['largest_difference']:.1e}",
+                "model": report.model,
+                "rows": f"{report.rows:,}",
+                "same answers, %": f"{report.agreement:.2f}",
+                "largest difference of a score": f"{report.largest_difference:.1e}",
             }
             for report in reports
         ],

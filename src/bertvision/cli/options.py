@@ -106,7 +106,7 @@ def apply_overrides(experiment: "Experiment", flags: dict[str, Any], settings: l
         if name in ("fractions", "at"):
             value = _numbers(value, name)
         elif name == "heads":
-            value = [str(config) for config in heads.expand(value)]
+            value = heads.split_specs(value)
         section, _, name = key.rpartition(".")
         experiment = config.merge(experiment, {section: {name: value}} if section else {name: value})
     return config.apply(experiment, settings)

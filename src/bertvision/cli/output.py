@@ -32,7 +32,7 @@ def markdown(rows: Sequence[dict[str, Any]], *, numbers: Sequence[str] = ()) -> 
     return "\n".join(lines + ["| " + " | ".join(str(row[name]) for name in names) + " |" for row in rows]) + "\n"
 
 
-LABELS = {"last": "control: last, retrained"}
+LABELS = {"bert-head": "control: retrained BERT head"}
 NUMBERS = ("fraction", "score", "95 %", "validation", "parameters", "seconds")
 
 

@@ -2,6 +2,8 @@
 
 import os
 
+SWITCH = "BERTVISION_CPU_OPTIMIZATIONS"
+"""The variable that turns the optimizations for CPUs off where it is 0. Only the command line reads it."""
 VARIABLES = {
     # Waiting OpenMP threads spin for a short time only; otherwise they starve one another on a busy machine.
     "GOMP_SPINCOUNT": "20000",

@@ -1,67 +1,58 @@
-"""Steps of the gathers with gradients written out, where autograd's own take longer than the rest of the head."""
+"""Steps of token pooling with hand-written gradients, where those of autograd take longer than the rest of the head."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 
-def largest(x: Tensor, away: Tensor) -> Tensor:
-    """Each feature's largest value, where `away` is not. (B, T, F), (B, T, 1) -> (B, F)"""
-    return _Largest.apply(x, away) if x.requires_grad else (x + away).amax(dim=1)
+class MaskedMax(torch.autograd.Function):
+    """`(x + bias).amax(dim=1)`. (B, T, F), (B, T, 1) -> (B, F)
 
-
-def unit(x: Tensor) -> Tensor:
-    """Bring every vector to length 1. (..., F) -> (..., F)"""
-    return _Unit.apply(x) if x.requires_grad else functional.normalize(x, dim=-1)
-
-
-def mix(x: Tensor, away: Tensor, sharpness: float) -> Tensor:
-    """A mix of the tokens for each, by likeness; `away` is added to it. (B, T, F), (B, T, T) -> (B, T, F)"""
-    return _Mix.apply(x, away, sharpness) if x.requires_grad else torch.bmm(_weights(x, away, sharpness), x)
-
-
-class _Largest(torch.autograd.Function):
-    """Equals share a gradient, as with `amax`; that counts them as whole numbers, which is slow, and keeps the sum."""
+    Equal values share the gradient, as with `amax`. The gradient of `amax` counts them as 64-bit integers, which is
+    slow, and keeps the sum in memory.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, away: Tensor) -> Tensor:
-        found = (x + away).amax(dim=1)
-        ctx.save_for_backward(x, away, found)
-        return found
+    def forward(ctx: Any, x: Tensor, bias: Tensor) -> Tensor:
+        largest = (x + bias).amax(dim=1)
+        ctx.save_for_backward(x, bias, largest)
+        return largest
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        x, away, found = ctx.saved_tensors
-        here = (x + away).sub_(found.unsqueeze(1)).sign_().add_(1)  # 1 where it stands, 0 where less does
-        return here.mul_((gradients[0] / here.sum(dim=1)).unsqueeze(1)), None
+        x, bias, largest = ctx.saved_tensors
+        is_largest = (x + bias).sub_(largest.unsqueeze(1)).sign_().add_(1)  # 1 for the largest values, 0 for smaller
+        return is_largest.mul_((gradients[0] / is_largest.sum(dim=1)).unsqueeze(1)), None
 
 
-class _Unit(torch.autograd.Function):
-    """Half as many passes over x as the gradients of a division and a norm."""
+class Normalize(torch.autograd.Function):
+    """`functional.normalize(x, dim=-1)`, whose gradient passes over x half as often as autograd's. (..., F)"""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        found = x / length.clamp_(min=1e-12)
-        ctx.save_for_backward(found, length)
-        return found
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp_(min=1e-12)
+        unit = x / length
+        ctx.save_for_backward(unit, length)
+        return unit
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        found, length = ctx.saved_tensors
-        (given,) = gradients
-        along = (given * found).sum(dim=-1, keepdim=True)
-        return torch.addcmul(given, found, along, value=-1).div_(length)
+        unit, length = ctx.saved_tensors
+        (gradient,) = gradients
+        parallel = (gradient * unit).sum(dim=-1, keepdim=True)
+        return torch.addcmul(gradient, unit, parallel, value=-1).div_(length)
 
 
-class _Mix(torch.autograd.Function):
-    """x is on both sides of its products: one for both instead of one each."""
+class SelfAttention(torch.autograd.Function):
+    """`softmax(bias + sharpness * x @ x.mT) @ x`. (B, T, F), (B, T, T), float -> (B, T, F)
+
+    x is both query and key, so that one product computes the gradient of both.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, away: Tensor, sharpness: float) -> Tensor:
-        weights = _weights(x, away, sharpness)
+    def forward(ctx: Any, x: Tensor, bias: Tensor, sharpness: float) -> Tensor:
+        weights = torch.baddbmm(bias, x, x.transpose(1, 2), alpha=sharpness).softmax(dim=-1)
         ctx.save_for_backward(x, weights)
         ctx.sharpness = sharpness
         return torch.bmm(weights, x)
@@ -69,12 +60,8 @@ class _Mix(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         x, weights = ctx.saved_tensors
-        (given,) = gradients
-        likeness = torch.bmm(given, x.transpose(1, 2))
-        likeness = weights * (likeness - (likeness * weights).sum(dim=-1, keepdim=True))
-        direct = torch.bmm(weights.transpose(1, 2), given)
-        return torch.baddbmm(direct, likeness + likeness.transpose(1, 2), x, alpha=ctx.sharpness), None, None
-
-
-def _weights(x: Tensor, away: Tensor, sharpness: float) -> Tensor:
-    return torch.baddbmm(away, x, x.transpose(1, 2), alpha=sharpness).softmax(dim=-1)
+        (gradient,) = gradients
+        scores = torch.bmm(gradient, x.transpose(1, 2))
+        scores = weights * (scores - (scores * weights).sum(dim=-1, keepdim=True))
+        values = torch.bmm(weights.transpose(1, 2), gradient)
+        return torch.baddbmm(values, scores + scores.transpose(1, 2), x, alpha=ctx.sharpness), None, None

@@ -1,4 +1,4 @@
-"""Frozen weights, laid out once as bfloat16 products on a CPU want them."""
+"""Frozen linear layers whose weights are converted once to the layout of oneDNN's bfloat16 products."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,13 +6,15 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-ROWS = 1024  # tokens of a batch, about; the layout depends on it a little
+from bertvision.devices import onednn_multiplies_bfloat16
+
+ROWS = 1024  # the usual number of tokens in a batch, which the layout depends on slightly
 
 
-class Packed(nn.Linear):
-    """A linear layer that multiplies in bfloat16 with the numbers autocast would use, to the bit.
+class PackedLinear(nn.Linear):
+    """A linear layer that multiplies in bfloat16 with the same numbers as autocast, bit for bit.
 
-    Autocast converts the weights of a frozen layer for every batch, and the product then lays them out anew.
+    Autocast converts the weights of a frozen layer in every batch, and each product then changes their layout again.
     """
 
     def __init__(self, linear: nn.Linear):
@@ -28,19 +30,20 @@ class Packed(nn.Linear):
 
 @contextmanager
 def packed(model: nn.Module) -> Iterator[None]:
-    """Replace the linear layers of a frozen model on a CPU for a while; the packed weights go when it ends."""
-    places = [(parent, name, child) for parent in model.modules() for name, child in parent.named_children()]
-    places = [(parent, name, child) for parent, name, child in places if type(child) is nn.Linear and _can(child)]
-    for parent, name, child in places:
-        setattr(parent, name, Packed(child))
+    """Replace the frozen linear layers of a model on a CPU inside a `with` block, which needs memory for the copies."""
+    children = [(parent, name, child) for parent in model.modules() for name, child in parent.named_children()]
+    layers = [(parent, name, child) for parent, name, child in children if _can_pack(child)]
+    for parent, name, child in layers:
+        setattr(parent, name, PackedLinear(child))
     try:
         yield
     finally:
-        for parent, name, child in places:
+        for parent, name, child in layers:
             setattr(parent, name, child)
 
 
-def _can(linear: nn.Linear) -> bool:
-    """Whether oneDNN is there, and nothing will change the weights."""
-    here = linear.weight.device.type == "cpu" and torch.backends.mkldnn.is_available()
-    return here and hasattr(torch.ops.mkldnn, "_linear_pointwise") and not linear.weight.requires_grad
+def _can_pack(layer: nn.Module) -> bool:
+    """Return whether a layer is a frozen linear layer and oneDNN can multiply with it."""
+    if type(layer) is not nn.Linear or layer.weight.requires_grad or layer.weight.device.type != "cpu":
+        return False
+    return hasattr(torch.ops.mkldnn, "_linear_pointwise") and onednn_multiplies_bfloat16()

@@ -13,13 +13,14 @@ from torch import Tensor
 Apart = tuple[dict[str, Tensor], Tensor, Callable[[Tensor], Tensor]]
 
 
-def encode_in_one_row(tokens: dict[str, Tensor], mask: Tensor, offset: int) -> Apart:
+def encode_in_one_row(tokens: dict[str, Tensor], attention_mask: Tensor, text_ids: Tensor, offset: int) -> Apart:
     """Leave them in one row, blind to one another, positions counted anew: no longer than the pair, but by a [CLS].
 
     For encoders that take positions and see what the mask says. `offset`: the position of a first token.
     """
-    (rows, columns), device = mask.shape, mask.device
-    first, total = (mask == 1).sum(dim=1, keepdim=True), (mask > 0).sum(dim=1, keepdim=True)
+    (rows, columns), device = attention_mask.shape, attention_mask.device
+    total = attention_mask.sum(dim=1, keepdim=True)
+    first = total - (attention_mask & (text_ids == 1)).sum(dim=1, keepdim=True)
     place = torch.arange(columns + 1, device=device).expand(rows, -1)
     second = place >= first  # from its own [CLS] on
     source = torch.where(place == first, 0, place - second.long())
@@ -35,10 +36,11 @@ def encode_in_one_row(tokens: dict[str, Tensor], mask: Tensor, offset: int) -> A
     return inputs, seen, lambda states: states.gather(1, back.expand(-1, -1, states.shape[-1]))
 
 
-def encode_in_two_rows(tokens: dict[str, Tensor], mask: Tensor) -> Apart:
+def encode_in_two_rows(tokens: dict[str, Tensor], attention_mask: Tensor, text_ids: Tensor) -> Apart:
     """Give each a row of its own, for any encoder; what is shorter than the longest of them all is padded."""
-    size, device = mask.shape, mask.device
-    first, second = (mask == 1).sum(dim=1, keepdim=True), (mask == 2).sum(dim=1, keepdim=True)
+    size, device = attention_mask.shape, attention_mask.device
+    second = (attention_mask & (text_ids == 1)).sum(dim=1, keepdim=True)
+    first = attention_mask.sum(dim=1, keepdim=True) - second
     # A graph has no sizes that depend on what is read; neither text is longer than the pair.
     longest = size[1] if torch.compiler.is_exporting() else int(torch.maximum(first, second + 1).max())
     place = torch.arange(longest, device=device).expand(size[0], longest)

@@ -1,43 +1,21 @@
-"""An encoder with all its layers kept, and its attention."""
+"""An encoder that returns the hidden states of all its layers, alone and with heads."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
 
-from bertvision.cpu_optimizations.dropout import drop, replace_dropout
+from bertvision import cpu_optimizations
+from bertvision.cpu_optimizations.attention import ATTENTION, replace_attention
+from bertvision.cpu_optimizations.dropout import replace_dropout
 from bertvision.cpu_optimizations.packed_linear import packed
-from bertvision.cpu_optimizations.partial_embedding import PartialEmbedding
+from bertvision.cpu_optimizations.partial_embedding import full_table, restrict_vocabulary
 from bertvision.encoders.bi_encoding import encode_in_one_row, encode_in_two_rows
 from bertvision.errors import BertVisionError
-
-
-def attend(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    **rest: Any,
-) -> tuple[Tensor, None]:
-    """The library's attention, but for dropout on a CPU: there no fused kernel takes it, and its draws are slow."""
-    special = rest.get("position_bias") is not None or key.shape[1] != query.shape[1]  # biases, shared keys
-    if not dropout or query.device.type != "cpu" or special:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **rest)
-    scores = (query * (query.shape[-1] ** -0.5 if scaling is None else scaling)) @ key.transpose(-1, -2)
-    if attention_mask is not None and attention_mask.dtype == torch.bool:
-        scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
-    elif attention_mask is not None:
-        scores = scores + attention_mask
-    return (drop(scores.softmax(dim=-1), dropout) @ value).transpose(1, 2).contiguous(), None
-
+from bertvision.types import call_head, require_bool
 
 # Families that take positions and see just what a mask of pairs of tokens says.
 _PLACED = {"bert", "electra", "albert", "roberta", "xlm-roberta", "camembert"}
@@ -50,36 +28,43 @@ def first_position(config: Any) -> int:
     return (config.pad_token_id or 0) + 1 if config.model_type in _OFFSET_POSITIONS else 0
 
 
-ATTENTION = "bertvision"
-AttentionInterface.register(ATTENTION, attend)
-AttentionMaskInterface.register(ATTENTION, sdpa_mask)
-
-
 class Encoder(nn.Module):
-    """An encoder without its pooler: tokens -> hidden states of every layer."""
+    """An encoder without its pooler: tokens -> hidden states of every layer.
 
-    def __init__(self, model: Any, precision: str = "float32"):
+    Args:
+        model: An encoder of transformers. It is copied, so that the caller's model is never changed.
+        precision: The number type of matrix products. Weights, sums, norms and hidden states are float32.
+        copy: Whether to copy the model. Pass False to give the model away, which saves its memory.
+    """
+
+    def __init__(self, model: Any, precision: str = "float32", *, copy: bool = True):
         super().__init__()
         self.precision = precision
-        """Of its products; sums, norms, weights and the states themselves are float32."""
-        model.pooler = None  # it belongs to the `last` head; here it would be a parameter without a gradient
-        replace_dropout(model)
-        if model.config._attn_implementation == "sdpa":
-            model.set_attn_implementation(ATTENTION)
-        self.model = model
+        self.model = deepcopy(model) if copy else model
+        self.model.pooler = None  # the head has a pooler of its own; this one would be a parameter without a gradient
         self.layers: int = model.config.num_hidden_layers + 1
         self.width: int = model.config.hidden_size
+        if cpu_optimizations.enabled():
+            replace_dropout(self.model)
+            replace_attention(self.model)
 
-    def forward(self, tokens: dict[str, Tensor], mask: Tensor, layers: Sequence[int] | None = None) -> Tensor:
+    def forward(
+        self,
+        tokens: dict[str, Tensor],
+        attention_mask: Tensor,
+        text_ids: Tensor | None = None,
+        layers: Sequence[int] | None = None,
+    ) -> Tensor:
         """Return every layer, embedding output first, `last_hidden_state` last, or those asked for by their numbers,
         which rise; below 0 are the layers of texts read apart, counted from behind. (B, T) -> (B, L, T, W)"""
+        require_bool(attention_mask)
         numbers = range(self.layers) if layers is None else layers
         found: list[Tensor] = []
         if numbers[0] < 0:
-            bi = self._read_bi(tokens, mask)
+            bi = self._read_bi(tokens, attention_mask, text_ids)
             found += [bi(number) for number in numbers if number < 0]
         if numbers[-1] >= 0:
-            cross = self._read(tokens, mask > 0)
+            cross = self._read(tokens, attention_mask)
             found += [cross[number] for number in numbers if number >= 0]
         return torch.stack(found, dim=1).float()
 
@@ -90,46 +75,42 @@ class Encoder(nn.Module):
         # Some families normalize once more after the last layer; what BERT's own head reads must come last.
         return [*output.hidden_states[:-1], output.last_hidden_state]
 
-    def _read_bi(self, tokens: dict[str, Tensor], mask: Tensor) -> Callable[[int], Tensor]:
+    def _read_bi(
+        self, tokens: dict[str, Tensor], attention_mask: Tensor, text_ids: Tensor | None
+    ) -> Callable[[int], Tensor]:
         """Read each text of a pair by itself; return what gives a layer by its number. -> (B, T, W)"""
         config = self.model.config
-        if config.model_type in _PLACED and config._attn_implementation == ATTENTION:
-            inputs, seen, put_back = encode_in_one_row(tokens, mask, first_position(config))
+        text_ids = torch.zeros_like(attention_mask) if text_ids is None else text_ids
+        if config.model_type in _PLACED and config._attn_implementation in ("sdpa", ATTENTION):
+            inputs, seen, put_back = encode_in_one_row(tokens, attention_mask, text_ids, first_position(config))
         else:
-            inputs, seen, put_back = encode_in_two_rows(tokens, mask)
+            inputs, seen, put_back = encode_in_two_rows(tokens, attention_mask, text_ids)
         read = self._read(inputs, seen)
         return lambda number: put_back(read[number])
 
     def packed(self) -> AbstractContextManager[None]:
-        """Be quicker for a while, if it is frozen and multiplies in bfloat16 on a CPU; the states are the same."""
-        return packed(self.model) if self.precision == "bfloat16" else nullcontext()
+        """Speed up a frozen encoder with bfloat16 products on a CPU inside a `with` block; the states are the same."""
+        usable = self.precision == "bfloat16" and cpu_optimizations.enabled()
+        return packed(self.model) if usable else nullcontext()
 
-    def last(self, tokens: dict[str, Tensor], mask: Tensor) -> Tensor:
+    def last(self, tokens: dict[str, Tensor], attention_mask: Tensor) -> Tensor:
         """Return the last layer alone, for fine-tuning. (B, T) -> (B, 1, T, W)"""
-        with self._autocast(mask):
-            output = self.model(**tokens, attention_mask=mask > 0)
+        require_bool(attention_mask)
+        with self._autocast(attention_mask):
+            output = self.model(**tokens, attention_mask=attention_mask)
         return output.last_hidden_state.float().unsqueeze(1)
 
     def restrict_vocabulary(self, vocabulary: Tensor) -> None:
-        """Train the embeddings of these words only, all that training will meet; called again, of these, too."""
-        table = self.model.get_input_embeddings()
-        if isinstance(table, PartialEmbedding):
-            vocabulary, table = torch.cat([table.vocabulary, vocabulary]).unique(), table.merge_rows()
-        if table.weight.requires_grad:
-            self.model.set_input_embeddings(PartialEmbedding(table, vocabulary))
+        """Announce the ids of all tokens that training will meet, so that only their embeddings are trained.
 
-    @contextmanager
-    def full_table(self) -> Iterator[None]:
-        """Put the whole table of embeddings back for a while, to save it as other programs know it."""
-        vocabulary = self.model.get_input_embeddings()
-        if not isinstance(vocabulary, PartialEmbedding):
-            yield
-            return
-        self.model.set_input_embeddings(vocabulary.merge_rows())
-        try:
-            yield
-        finally:
-            self.model.set_input_embeddings(vocabulary)
+        A second call adds tokens. Without the optimizations for CPUs all embeddings are trained.
+        """
+        if cpu_optimizations.enabled():
+            restrict_vocabulary(self.model, vocabulary)
+
+    def full_table(self) -> AbstractContextManager[None]:
+        """Put the full embedding table back inside a `with` block, so that the model is saved as an ordinary one."""
+        return full_table(self.model)
 
     def freeze(self, lowest: int) -> None:
         """Let training leave the lowest layers, counted as `forward` does, as they are: 1 is the embeddings."""
@@ -158,9 +139,9 @@ class EncoderWithHead(nn.Module):
         self.encoder = encoder
         self.head = head
 
-    def forward(self, tokens: dict[str, Tensor], mask: Tensor) -> Tensor:
+    def forward(self, tokens: dict[str, Tensor], attention_mask: Tensor, text_ids: Tensor | None = None) -> Tensor:
         """Tokens -> logits."""
-        return self.head(self.encoder.last(tokens, mask), mask)
+        return call_head(self.head, self.encoder.last(tokens, attention_mask), attention_mask, text_ids)
 
 
 class TwoHeadModel(nn.Module):
@@ -173,10 +154,12 @@ class TwoHeadModel(nn.Module):
         self.auxiliary_head = auxiliary_head
         self.lr_scale = lr_scale
 
-    def forward(self, tokens: dict[str, Tensor], mask: Tensor) -> list[Tensor]:
+    def forward(
+        self, tokens: dict[str, Tensor], attention_mask: Tensor, text_ids: Tensor | None = None
+    ) -> list[Tensor]:
         """Tokens -> logits of each."""
-        hidden = self.bert.encoder(tokens, mask)
-        return [self.bert.head(hidden, mask), self.auxiliary_head(hidden, mask)]
+        hidden = self.bert.encoder(tokens, attention_mask)
+        return [call_head(head, hidden, attention_mask, text_ids) for head in (self.bert.head, self.auxiliary_head)]
 
     def learning_rate_scales(self) -> list[tuple[nn.Module, float]]:
         """How fast each part learns."""

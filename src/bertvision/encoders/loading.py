@@ -61,7 +61,7 @@ def load_encoder(name: str, precision: str = "float32") -> LoadedEncoder:
     dropout = getattr(config, "classifier_dropout", None)
     if dropout is None:
         dropout = getattr(config, "hidden_dropout_prob", 0.1)
-    encoder = Encoder(model_body, precision)
+    encoder = Encoder(model_body, precision, copy=False)
     return LoadedEncoder(name=name, encoder=encoder, tokenizer=tokenizer, last=last, dropout=float(dropout))
 
 

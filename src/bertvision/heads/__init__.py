@@ -11,6 +11,7 @@ from bertvision.heads.building import (
 )
 from bertvision.heads.config import (
     AUXILIARY_HEADS,
+    BERT_HEAD,
     DEFAULT_HEADS,
     DEFAULT_LEARNING_RATES,
     ENCODINGS,
@@ -18,15 +19,18 @@ from bertvision.heads.config import (
     default_head,
     expand,
     options_of,
+    resolve_heads,
+    split_specs,
 )
 from bertvision.heads.head import BertHead, Head, LayerSelect
 from bertvision.heads.layer_selection import select_layers
 from bertvision.heads.legacy import load_head_weights, upgrade_state_dict
-from bertvision.heads.table import HEADS
+from bertvision.heads.table import HEADS, register_head
 from bertvision.heads.token_pooling import TOKEN_POOLINGS
 
 __all__ = [
     "AUXILIARY_HEADS",
+    "BERT_HEAD",
     "DEFAULT_HEADS",
     "DEFAULT_LEARNING_RATES",
     "ENCODINGS",
@@ -43,10 +47,13 @@ __all__ = [
     "expand",
     "load_head_weights",
     "options_of",
+    "register_head",
     "required_view",
+    "resolve_heads",
     "select_from_view",
     "select_layers",
     "set_training_precision",
+    "split_specs",
     "training_dtype",
     "upgrade_state_dict",
 ]

@@ -26,10 +26,5 @@ class Adapter(nn.Module):
         if self.norm:
             x = functional.layer_norm(x, x.shape[-1:])
         if len(self.weight) == 1:
-            return project(x, self.weight[0], self.bias[0])
+            return functional.gelu(x @ self.weight[0] + self.bias[0])
         return functional.gelu(torch.einsum("bltw,lwa->blta", x, self.weight) + self.bias)
-
-
-def project(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """One matrix for all layers. (B, L, T, W), (W, A) -> (B, L, T, A)"""
-    return functional.gelu(x @ weight + bias)

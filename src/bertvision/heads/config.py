@@ -2,13 +2,13 @@
 
 import fnmatch
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from inspect import Parameter, signature
 from typing import Any
 
 from bertvision.errors import BertVisionError, lookup
-from bertvision.heads.legacy import upgrade_option
+from bertvision.heads import legacy
 from bertvision.heads.table import HEADS
 from bertvision.heads.token_pooling import TOKEN_POOLINGS
 
@@ -17,6 +17,11 @@ ENCODINGS = {
     "bi": "the encoder reads each text of a pair separately",
     "both": "an ensemble of a cross-encoding head and a bi-encoding head",
 }
+
+BERT_HEAD = "bert-head"
+"""The name of BERT's own kind of head. Trained anew on frozen hidden states, it is the control of every other head."""
+DEFAULT = "default"
+"""The name of the recommended head of each kind of task."""
 
 MAX_MEMBERS = 100  # a misspelt number should not fill the memory
 
@@ -46,15 +51,25 @@ class HeadConfig:
         self._check()
 
     @classmethod
-    def parse(cls, spec: str) -> "HeadConfig":
-        """Read a specification such as "adapter:layers=0,6,12,size=64". Option names of the previous version work."""
+    def parse(cls, spec: str, kind: str | None = None) -> "HeadConfig":
+        """Read a specification such as "adapter:layers=0,6,12,size=64".
+
+        With the `kind` of a task, "default" is the recommended head of that kind, and "default:size=16" a variant of
+        it. Names of the previous version are accepted.
+        """
         name, _, rest = spec.partition(":")
+        name = legacy.HEADS.get(name.strip(), name.strip())
         # A piece without "=" continues the one before it: layers=0,6,12.
         pieces = re.findall(r"[^=,]+=[^=]*(?=,[^=,]+=|$)", rest)
         if rest and not pieces:
             raise BertVisionError(f"Head {spec!r} is not of the form name:option=value,option=value.")
         pairs = (piece.strip(", ").partition("=") for piece in pieces)
-        return cls(name.strip(), **dict(upgrade_option(key.strip(), value.strip()) for key, _, value in pairs))
+        options = dict(legacy.upgrade_option(key.strip(), value.strip()) for key, _, value in pairs)
+        if name != DEFAULT:
+            return cls(name, **options)
+        if kind is None:
+            raise BertVisionError("The head 'default' depends on the kind of task; name another head here.")
+        return default_head(kind).replace(**options)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "HeadConfig":
@@ -112,6 +127,15 @@ class HeadConfig:
         kept = {key: value for key, value in self.given if key != "pooler_output"}
         return HeadConfig(self.name, **kept | {"layers": "last"})
 
+    def label(self, kind: str) -> str:
+        """Return the name of the head for people: in tables, names of run directories, and served models.
+
+        It is "default" for the recommended head of this kind of task, "default:layers=last" for that head's control,
+        and the canonical specification for others. `parse(label, kind)` returns the configuration.
+        """
+        default = default_head(kind)
+        return {default: DEFAULT, default.last_layer_only(): f"{DEFAULT}:layers=last"}.get(self, str(self))
+
     def builder_options(self) -> dict[str, Any]:
         """Return the given options that the builder of the head takes."""
         return {key: value for key, value in self.given if key not in WRAPPER_OPTIONS}
@@ -151,7 +175,7 @@ def options_of(name: str) -> dict[str, Any]:
     passes_on = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters)
     named = {each.name: each.default for each in parameters if each.kind is not Parameter.VAR_KEYWORD}
     options = (COMMON_OPTIONS if passes_on else {}) | named | WRAPPER_OPTIONS
-    if name == "last":
+    if name == BERT_HEAD:
         del options["encoding"]  # it reads [CLS], which belongs to the first text in a bi-encoding
     return options
 
@@ -167,8 +191,8 @@ def _convert(value: Any, default: Any, key: str) -> OptionValue:
         raise BertVisionError(f"Option {key} of a head must be {type(default).__name__}, got {text!r}.") from None
 
 
-def expand(text: str) -> list[HeadConfig]:
-    """Read a list of specifications: "learned,adapter:size=8,token_pooling=max", "adapter*" or "all"."""
+def split_specs(text: str) -> list[str]:
+    """Split a list of specifications: "learned,adapter:size=8,token_pooling=max", "adapter*", "default" or "all"."""
     specs: list[str] = []
     for piece in filter(None, (piece.strip() for piece in text.split(","))):
         # After a comma, "token_pooling=max" and "12" belong to the head before it; a name starts the next head.
@@ -178,23 +202,33 @@ def expand(text: str) -> list[HeadConfig]:
             names = fnmatch.filter(HEADS, "*" if piece == "all" else piece)
             if not names:
                 raise BertVisionError(f"No head matches {piece!r}. Known: {', '.join(sorted(HEADS))}.")
-            specs += [name for name in names if name != "last"]
+            specs += [name for name in names if name != BERT_HEAD]
         else:
             specs.append(piece)
-    return [HeadConfig.parse(spec) for spec in specs]
+    return specs
+
+
+def expand(text: str, kind: str | None = None) -> list[HeadConfig]:
+    """Read a list of specifications as `split_specs` does. "default" needs the `kind` of task."""
+    return [HeadConfig.parse(spec, kind) for spec in split_specs(text)]
+
+
+def resolve_heads(specs: Sequence[str], kind: str) -> list[HeadConfig]:
+    """Return the heads that these specifications name for a kind of task; its default heads if there are none."""
+    return list(dict.fromkeys(HeadConfig.parse(spec, kind) for spec in specs)) or list(DEFAULT_HEADS[kind].values())
 
 
 DEFAULT_HEADS = {
-    "span": {"learned": HeadConfig("learned"), "default": HeadConfig("adapter-skip")},
+    "span": {"learned": HeadConfig("learned"), DEFAULT: HeadConfig("adapter-skip")},
     "pair": {
         "learned": HeadConfig("learned"),
-        "default": HeadConfig.parse(
+        DEFAULT: HeadConfig.parse(
             "adapter:encoding=both,layers=every2,members=3,size=32,token_pooling=max+compare+align"
         ),
     },
     "text": {
         "learned": HeadConfig("learned"),
-        "default": HeadConfig("adapter", members=3, size=32, token_pooling="max"),
+        DEFAULT: HeadConfig("adapter", members=3, size=32, token_pooling="max"),
     },
 }
 """The heads trained when none are named, by the kind of task (docs/decisions/0020, 0023, 0024)."""
@@ -202,15 +236,15 @@ DEFAULT_HEADS = {
 
 def default_head(kind: str) -> HeadConfig:
     """Return the recommended head of a kind of task."""
-    return DEFAULT_HEADS[kind]["default"]
+    return lookup(DEFAULT_HEADS, kind, "kind of task")[DEFAULT]
 
 
 DEFAULT_LEARNING_RATES = {"span": 1e-3, "pair": 2e-3, "text": 2e-3}
 """The learning rate of heads when none is given, by the kind of task."""
 
 AUXILIARY_HEADS = {
-    "span": HeadConfig("last"),
+    "span": HeadConfig(BERT_HEAD),
     "pair": HeadConfig("adapter", token_pooling="max+compare"),
-    "text": HeadConfig("last"),
+    "text": HeadConfig(BERT_HEAD),
 }
 """The auxiliary head of fine-tuning when none is named, by the kind of task (docs/decisions/0019)."""

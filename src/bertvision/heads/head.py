@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from bertvision.heads.token_pooling import ClsPooling, build_token_pooling
-from bertvision.types import HeadShape, StateView
+from bertvision.types import HeadShape, StateView, call_head
 
 
 class Head(nn.Module):
@@ -45,18 +45,19 @@ class Head(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.classifier = nn.Linear(self._gathered(features), shape.outputs)
 
-    def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
-        """Read hidden states: (B, L, T, W), mask (B, T) of 0, 1 and, in pairs, 2 -> (B, T, C) or (B, C)"""
-        if self.reads_first:
-            hidden, mask = hidden[:, :, :1], mask[:, :1]  # the others would be computed and thrown away
+    def forward(self, hidden: Tensor, attention_mask: Tensor, text_ids: Tensor | None = None) -> Tensor:
+        """Compute logits. Hidden states (B, L, T, W), mask and text ids (B, T) -> (B, T, C) or (B, C)"""
+        if self.reads_first:  # the other tokens would be computed and thrown away
+            hidden, attention_mask, text_ids = hidden[:, :, :1], attention_mask[:, :1], None
         hidden = self.take(hidden)
         with self.products(hidden):
-            x = self._represent(hidden, mask > 0)
-        return self.classifier(self.dropout(self.pool_tokens(x.to(self.classifier.weight.dtype), mask)))
+            x = self._represent(hidden, attention_mask)
+        x = self.pool_tokens(x.to(self.classifier.weight.dtype), attention_mask, text_ids)
+        return self.classifier(self.dropout(x))
 
-    def pool_tokens(self, x: Tensor, mask: Tensor) -> Tensor:
-        """Merge the tokens, if it is for sentences."""
-        return x if self.shape.per_token else self.token_pooling(x, mask)
+    def pool_tokens(self, x: Tensor, attention_mask: Tensor, text_ids: Tensor | None) -> Tensor:
+        """Merge the tokens if the task is about whole texts. (B, T, F) -> (B, F)"""
+        return x if self.shape.per_token else call_head(self.token_pooling, x, attention_mask, text_ids)
 
     def products(self, hidden: Tensor) -> AbstractContextManager[Any]:
         """Multiply as `halved` says."""
@@ -71,8 +72,8 @@ class Head(nn.Module):
         """Whether [CLS] is all that it looks at."""
         return isinstance(self.token_pooling, ClsPooling) and not getattr(self.layer_pooling, "mixes_tokens", False)
 
-    def _represent(self, hidden: Tensor, mask: Tensor) -> Tensor:
-        x = self.layer_pooling(self.adapter(hidden), mask)
+    def _represent(self, hidden: Tensor, attention_mask: Tensor) -> Tensor:
+        x = self.layer_pooling(self.adapter(hidden), attention_mask)
         return torch.cat([x, hidden[:, -1]], dim=-1) if self.skip else x
 
     @torch.no_grad()
@@ -109,7 +110,7 @@ class BertHead(nn.Module):
                 nn.init.normal_(layer.weight, std=0.02)  # BERT's initializer
                 nn.init.zeros_(layer.bias)
 
-    def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, attention_mask: Tensor) -> Tensor:
         """Read the last layer: (B, L, T, W) -> (B, T, C) or (B, C)"""
         last = hidden[:, -1].to(self.classifier.weight.dtype)
         if self.shape.per_token:
@@ -136,8 +137,8 @@ class LayerSelect(nn.Module):
         self.chosen = layers
         self._look_at([among.index(layer) for layer in layers] if among else layers)
 
-    def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
-        return self.head(hidden[:, self.layers], mask)
+    def forward(self, hidden: Tensor, attention_mask: Tensor, text_ids: Tensor | None = None) -> Any:
+        return call_head(self.head, hidden[:, self.layers], attention_mask, text_ids)
 
     @property
     def reads_first(self) -> bool:

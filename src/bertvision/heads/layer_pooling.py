@@ -24,14 +24,14 @@ class ScalarMix(nn.Module):
 
 
 class ConcatLayers(nn.Module):
-    """Lay the layers side by side."""
+    """Concatenate the features of all layers."""
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         return x.transpose(1, 2).flatten(start_dim=2)
 
 
-class Chain(nn.Module):
-    """Merge the layers, then go on with the one state that is left, as an image of one channel."""
+class PoolThenNetwork(nn.Module):
+    """Merge the layers, then apply an adapter and a network to the result, which is an image of one channel."""
 
     def __init__(self, layer_pooling: nn.Module, *, narrow: nn.Module | None = None, then: nn.Module | None = None):
         super().__init__()
@@ -41,12 +41,12 @@ class Chain(nn.Module):
         self.mixes_tokens = getattr(then, "mixes_tokens", False)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        one = self.narrow(self.layer_pooling(x, mask).unsqueeze(1))
-        return self.then(one, mask) if self.then is not None else one.squeeze(1)
+        merged = self.narrow(self.layer_pooling(x, mask).unsqueeze(1))
+        return self.then(merged, mask) if self.then is not None else merged.squeeze(1)
 
 
-class AdapterAndPool(nn.Module):
-    """Every layer through one adapter, with the pooled state through another added to each; then side by side."""
+class AdapterPlusMix(nn.Module):
+    """Apply one adapter to every layer and another to the merged layers; add the latter to each, then concatenate."""
 
     def __init__(self, each: nn.Module, layer_pooling: nn.Module, pooled: nn.Module):
         super().__init__()
@@ -56,5 +56,5 @@ class AdapterAndPool(nn.Module):
         self.flatten = ConcatLayers()
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        one = self.pooled(self.layer_pooling(x, mask).unsqueeze(1))
-        return self.flatten(self.each(x) + one, mask)
+        merged = self.pooled(self.layer_pooling(x, mask).unsqueeze(1))
+        return self.flatten(self.each(x) + merged, mask)

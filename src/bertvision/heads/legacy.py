@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 T = TypeVar("T")
 
+HEADS = {"last": "bert-head"}
 OPTIONS = {
     "gather": "token_pooling",
     "copies": "members",

@@ -1,18 +1,20 @@
-"""The table of heads, and which of them a task gets when none is named."""
+"""The table of heads."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 
+from bertvision.errors import BertVisionError
 from bertvision.heads.adapters import Adapter
 from bertvision.heads.cnn import cnn_1xn, cnn_nxn
 from bertvision.heads.head import BertHead, Head
 from bertvision.heads.inception import inception
 from bertvision.heads.layer_attention import LayerAttention
-from bertvision.heads.layer_pooling import AdapterAndPool, Chain, ConcatLayers, MeanLayers, ScalarMix
+from bertvision.heads.layer_pooling import AdapterPlusMix, ConcatLayers, MeanLayers, PoolThenNetwork, ScalarMix
 from bertvision.heads.xception import xception, xception_small
 from bertvision.types import HeadShape
 
@@ -20,66 +22,90 @@ PAPER_SIZE = 386  # adapter outputs of the published models, which made a square
 
 
 def adapter(
-    s: HeadShape, size: int, *, skip: bool = False, shared: bool = True, norm=False, init_std=1e-3, **options: Any
+    shape: HeadShape, size: int, *, skip: bool = False, shared: bool = True, norm=False, init_std=1e-3, **options: Any
 ) -> Head:
-    """Every layer through an adapter, laid side by side."""
-    adapter_module = Adapter(s.layers, s.width, size, shared=shared, norm=norm, init_std=init_std)
-    return Head(s, ConcatLayers(), adapter=adapter_module, skip=skip, **options)
+    """Build a head that concatenates the adapter outputs of all layers."""
+    adapters = Adapter(shape.layers, shape.width, size, shared=shared, norm=norm, init_std=init_std)
+    return Head(shape, ConcatLayers(), adapter=adapters, skip=skip, **options)
 
 
 def pooled_adapter(
-    s: HeadShape, pool: nn.Module, size: int, then: Callable[[int], nn.Module] | None = None, **options: Any
+    shape: HeadShape, pool: nn.Module, size: int, then: Callable[[int], nn.Module] | None = None, **options: Any
 ) -> Head:
-    """Merge the layers, narrow what is left, and perhaps look at it as an image."""
-    narrow = Adapter(1, s.width, size)
-    return Head(s, Chain(pool, narrow=narrow, then=then(1) if then else None), **options)
+    """Build a head that merges the layers, applies an adapter, and optionally convolutions."""
+    narrow = Adapter(1, shape.width, size)
+    return Head(shape, PoolThenNetwork(pool, narrow=narrow, then=then(1) if then else None), **options)
 
 
-def both(s: HeadShape, size: int, **options: Any) -> Head:
-    """Adapter on every layer and on the pooled state, with the last layer put back."""
-    parts = Adapter(s.layers, s.width, size), ScalarMix(s.layers), Adapter(1, s.width, size)
-    return Head(s, AdapterAndPool(*parts), skip=True, **options)
+def adapter_and_mix(shape: HeadShape, size: int, **options: Any) -> Head:
+    """Build a head with adapters on every layer and on their learned mix, concatenated with the last layer."""
+    parts = Adapter(shape.layers, shape.width, size), ScalarMix(shape.layers), Adapter(1, shape.width, size)
+    return Head(shape, AdapterPlusMix(*parts), skip=True, **options)
 
 
 @dataclass(frozen=True)
 class HeadEntry:
-    """A head of the table: how to build it, its name in the paper, and one line about it."""
+    """An entry of the table of heads."""
 
     build: Callable[..., nn.Module]
+    """Builds the head: build(shape, **options). Its keyword parameters and their defaults are the head's options."""
     summary: str
     paper: str = ""
+    """The name of the head in the paper."""
 
 
 # fmt: off
 HEADS: dict[str, HeadEntry] = {
-    "last": HeadEntry(lambda s, dropout=0.1: BertHead(s, dropout=dropout), "BERT's own kind of head, on the last layer", "BERT"),
-    "mean": HeadEntry(lambda s, **o: Head(s, MeanLayers(), **o), "average of the layers", "average pooling"),
-    "learned": HeadEntry(lambda s, **o: Head(s, ScalarMix(s.layers), **o), "learned weights for the layers", "learned pooling; Tenney small"),
-    "attention": HeadEntry(lambda s, **o: Head(s, LayerAttention(s.layers, s.width), **o), "every token weighs its own layers"),
-    "attention-skip": HeadEntry(lambda s, **o: Head(s, LayerAttention(s.layers, s.width), skip=True, **o), "and the last layer put back"),
-    "adapter": HeadEntry(lambda s, size=64, norm=False, init_std=1e-3, **o: adapter(s, size, norm=norm, init_std=init_std, **o), "one adapter for all layers", "adapter 64 shared"),
-    "adapter-skip": HeadEntry(lambda s, size=64, norm=False, init_std=1e-3, **o: adapter(s, size, skip=True, norm=norm, init_std=init_std, **o), "and the last layer put back", "adapter 64 shared + skip"),
-    "adapter-independent": HeadEntry(lambda s, size=64, norm=False, init_std=1e-3, **o: adapter(s, size, shared=False, norm=norm, init_std=init_std, **o), "an adapter for each layer", "adapter 64 independent"),
-    "adapter-independent-skip": HeadEntry(lambda s, size=64, **o: adapter(s, size, shared=False, skip=True, **o), "and the last layer put back", "adapter 64 independent + skip"),
-    "adapter-386": HeadEntry(lambda s, size=PAPER_SIZE, **o: adapter(s, size, **o), "a wide adapter for all layers", "adapter 386 shared"),
-    "adapter-386-skip": HeadEntry(lambda s, size=PAPER_SIZE, **o: adapter(s, size, skip=True, **o), "and the last layer put back", "adapter 386 shared + skip"),
-    "adapter-386-independent": HeadEntry(lambda s, size=PAPER_SIZE, **o: adapter(s, size, shared=False, **o), "a wide adapter for each layer", "adapter 386 independent"),
-    "adapter-386-independent-skip": HeadEntry(lambda s, size=PAPER_SIZE, **o: adapter(s, size, shared=False, skip=True, **o), "and the last layer put back", "adapter 386 independent + skip"),
-    "adapter-pooler": HeadEntry(lambda s, size=0, token_pooling="flatten", **o: adapter(s, size or (384 if s.per_token else 128), token_pooling=token_pooling, **o), "adapter, all tokens laid side by side (fixed length)", "AdapterPooler"),
-    "learned-adapter-386-skip": HeadEntry(lambda s, size=PAPER_SIZE, **o: pooled_adapter(s, ScalarMix(s.layers), size, skip=True, **o), "learned weights, adapter, last layer put back", "LP -> adapter 386 + skip; adapter pooler Tenney"),
-    "mean-adapter-386-skip": HeadEntry(lambda s, size=PAPER_SIZE, **o: pooled_adapter(s, MeanLayers(), size, skip=True, **o), "average, adapter, last layer put back", "adapter pooler average"),
-    "adapter-386-skip-learned": HeadEntry(lambda s, size=PAPER_SIZE, **o: both(s, size, **o), "adapters on every layer and on their learned mix", "adapter 386 shared + skip + LP (Tenney)"),
-    "cnn-1xn": HeadEntry(lambda s, **o: Head(s, cnn_1xn(s.layers), **o), "convolutions along the width, layers as channels", "1xN CNN"),
-    "cnn-1xn-dropout": HeadEntry(lambda s, **o: Head(s, cnn_1xn(s.layers, dropout=0.1), **o), "and dropout", "1xN CNN, dropout"),
-    "cnn-1xn-dilated": HeadEntry(lambda s, **o: Head(s, cnn_1xn(s.layers, dilated=True), **o), "dilated", "1xN CNN, dilated"),
-    "learned-cnn-1xn": HeadEntry(lambda s, **o: Head(s, Chain(ScalarMix(s.layers), then=cnn_1xn(1)), **o), "learned weights, then convolutions", "LP -> 1xN CNN"),
-    "mean-cnn-1xn": HeadEntry(lambda s, **o: Head(s, Chain(MeanLayers(), then=cnn_1xn(1)), **o), "average, then convolutions", "AP -> 1xN CNN"),
-    "learned-adapter-386-cnn-1xn": HeadEntry(lambda s, size=PAPER_SIZE, **o: pooled_adapter(s, ScalarMix(s.layers), size, cnn_1xn, **o), "learned weights, adapter, convolutions", "LP -> adapter 386 -> 1xN CNN"),
-    "learned-adapter-386-cnn-nxn": HeadEntry(lambda s, size=PAPER_SIZE, **o: pooled_adapter(s, ScalarMix(s.layers), size, cnn_nxn, **o), "and over neighbouring tokens", "LP -> adapter 386 -> NxN CNN"),
-    "learned-adapter-386-inception": HeadEntry(lambda s, size=PAPER_SIZE, **o: pooled_adapter(s, ScalarMix(s.layers), size, inception, **o), "learned weights, adapter, Inception that keeps the tokens", "LP -> adapter 386 -> Inception"),
-    "learned-adapter-386-xception": HeadEntry(lambda s, size=PAPER_SIZE, **o: pooled_adapter(s, ScalarMix(s.layers), size, partial(xception, middle=1, last=(1428,)), **o), "learned weights, adapter, Xception that keeps the tokens", "LP -> adapter 386 -> Xception"),
-    "xception-small": HeadEntry(lambda s, **o: Head(s, xception_small(s.layers), **o), "abbreviated Xception, layers as channels", "Xception abbreviated"),
-    "xception-small-skip": HeadEntry(lambda s, **o: Head(s, xception_small(s.layers), skip=True, **o), "and the last layer put back", "Xception abbreviated, CLS residual"),
-    "xception": HeadEntry(lambda s, **o: Head(s, xception(s.layers), **o), "the whole Xception", "Xception full"),
+    "bert-head": HeadEntry(lambda shape, dropout=0.1: BertHead(shape, dropout=dropout), "BERT's own kind of head on the last layer", "BERT"),
+    "mean": HeadEntry(lambda shape, **options: Head(shape, MeanLayers(), **options), "average of the layers", "average pooling"),
+    "learned": HeadEntry(lambda shape, **options: Head(shape, ScalarMix(shape.layers), **options), "learned weights for the layers", "learned pooling; Tenney small"),
+    "attention": HeadEntry(lambda shape, **options: Head(shape, LayerAttention(shape.layers, shape.width), **options), "attention over the layers, separately for each token"),
+    "attention-skip": HeadEntry(lambda shape, **options: Head(shape, LayerAttention(shape.layers, shape.width), skip=True, **options), "the same, concatenated with the last layer"),
+    "adapter": HeadEntry(lambda shape, size=64, norm=False, init_std=1e-3, **options: adapter(shape, size, norm=norm, init_std=init_std, **options), "an adapter shared by all layers", "adapter 64 shared"),
+    "adapter-skip": HeadEntry(lambda shape, size=64, norm=False, init_std=1e-3, **options: adapter(shape, size, skip=True, norm=norm, init_std=init_std, **options), "the same, concatenated with the last layer", "adapter 64 shared + skip"),
+    "adapter-independent": HeadEntry(lambda shape, size=64, norm=False, init_std=1e-3, **options: adapter(shape, size, shared=False, norm=norm, init_std=init_std, **options), "a separate adapter for each layer", "adapter 64 independent"),
+    "adapter-independent-skip": HeadEntry(lambda shape, size=64, **options: adapter(shape, size, shared=False, skip=True, **options), "the same, concatenated with the last layer", "adapter 64 independent + skip"),
+    "adapter-386": HeadEntry(lambda shape, size=PAPER_SIZE, **options: adapter(shape, size, **options), "a wide adapter shared by all layers", "adapter 386 shared"),
+    "adapter-386-skip": HeadEntry(lambda shape, size=PAPER_SIZE, **options: adapter(shape, size, skip=True, **options), "the same, concatenated with the last layer", "adapter 386 shared + skip"),
+    "adapter-386-independent": HeadEntry(lambda shape, size=PAPER_SIZE, **options: adapter(shape, size, shared=False, **options), "a separate wide adapter for each layer", "adapter 386 independent"),
+    "adapter-386-independent-skip": HeadEntry(lambda shape, size=PAPER_SIZE, **options: adapter(shape, size, shared=False, skip=True, **options), "the same, concatenated with the last layer", "adapter 386 independent + skip"),
+    "adapter-pooler": HeadEntry(lambda shape, size=0, token_pooling="flatten", **options: adapter(shape, size or (384 if shape.per_token else 128), token_pooling=token_pooling, **options), "adapter, tokens concatenated (fixed length)", "AdapterPooler"),
+    "learned-adapter-386-skip": HeadEntry(lambda shape, size=PAPER_SIZE, **options: pooled_adapter(shape, ScalarMix(shape.layers), size, skip=True, **options), "learned weights, adapter, concatenated with the last layer", "LP -> adapter 386 + skip; adapter pooler Tenney"),
+    "mean-adapter-386-skip": HeadEntry(lambda shape, size=PAPER_SIZE, **options: pooled_adapter(shape, MeanLayers(), size, skip=True, **options), "average, adapter, concatenated with the last layer", "adapter pooler average"),
+    "adapter-386-skip-learned": HeadEntry(lambda shape, size=PAPER_SIZE, **options: adapter_and_mix(shape, size, **options), "adapters on every layer and on their learned mix, concatenated with the last layer", "adapter 386 shared + skip + LP (Tenney)"),
+    "cnn-1xn": HeadEntry(lambda shape, **options: Head(shape, cnn_1xn(shape.layers), **options), "convolutions along the width, layers as channels", "1xN CNN"),
+    "cnn-1xn-dropout": HeadEntry(lambda shape, **options: Head(shape, cnn_1xn(shape.layers, dropout=0.1), **options), "the same with dropout", "1xN CNN, dropout"),
+    "cnn-1xn-dilated": HeadEntry(lambda shape, **options: Head(shape, cnn_1xn(shape.layers, dilated=True), **options), "the same, dilated", "1xN CNN, dilated"),
+    "learned-cnn-1xn": HeadEntry(lambda shape, **options: Head(shape, PoolThenNetwork(ScalarMix(shape.layers), then=cnn_1xn(1)), **options), "learned weights, then convolutions", "LP -> 1xN CNN"),
+    "mean-cnn-1xn": HeadEntry(lambda shape, **options: Head(shape, PoolThenNetwork(MeanLayers(), then=cnn_1xn(1)), **options), "average, then convolutions", "AP -> 1xN CNN"),
+    "learned-adapter-386-cnn-1xn": HeadEntry(lambda shape, size=PAPER_SIZE, **options: pooled_adapter(shape, ScalarMix(shape.layers), size, cnn_1xn, **options), "learned weights, adapter, convolutions", "LP -> adapter 386 -> 1xN CNN"),
+    "learned-adapter-386-cnn-nxn": HeadEntry(lambda shape, size=PAPER_SIZE, **options: pooled_adapter(shape, ScalarMix(shape.layers), size, cnn_nxn, **options), "learned weights, adapter, convolutions over neighbouring tokens", "LP -> adapter 386 -> NxN CNN"),
+    "learned-adapter-386-inception": HeadEntry(lambda shape, size=PAPER_SIZE, **options: pooled_adapter(shape, ScalarMix(shape.layers), size, inception, **options), "learned weights, adapter, Inception with the token axis kept", "LP -> adapter 386 -> Inception"),
+    "learned-adapter-386-xception": HeadEntry(lambda shape, size=PAPER_SIZE, **options: pooled_adapter(shape, ScalarMix(shape.layers), size, partial(xception, middle=1, last=(1428,)), **options), "learned weights, adapter, Xception with the token axis kept", "LP -> adapter 386 -> Xception"),
+    "xception-small": HeadEntry(lambda shape, **options: Head(shape, xception_small(shape.layers), **options), "abbreviated Xception, layers as channels", "Xception abbreviated"),
+    "xception-small-skip": HeadEntry(lambda shape, **options: Head(shape, xception_small(shape.layers), skip=True, **options), "the same, concatenated with the last layer", "Xception abbreviated, CLS residual"),
+    "xception": HeadEntry(lambda shape, **options: Head(shape, xception(shape.layers), **options), "full Xception, layers as channels", "Xception full"),
 }
 # fmt: on
+
+
+Builder = TypeVar("Builder", bound=Callable[..., nn.Module])
+
+
+def register_head(name: str, summary: str = "") -> Callable[[Builder], Builder]:
+    """Register a head under `name`: decorate a module class or a function that takes a `HeadShape` and options.
+
+    Each option needs a default value, whose type is the option's type. The module's `forward(hidden, attention_mask)`
+    takes hidden states (B, L, T, W) and a boolean mask (B, T), and returns logits (B, C), or (B, T, C) where
+    `shape.per_token`. It may also take `text_ids` (B, T), and may have an `input_spec`.
+    """
+    if not re.fullmatch(r"[A-Za-z][\w.-]*", name) or name in (*HEADS, "default", "all"):
+        raise BertVisionError(
+            f"A head cannot be registered as {name!r}: the name is taken, or not made of A-Z 0-9 . _ -"
+        )
+
+    def register(build: Builder) -> Builder:
+        HEADS[name] = HeadEntry(build, summary or (build.__doc__ or "").strip().partition("\n")[0])
+        return build
+
+    return register

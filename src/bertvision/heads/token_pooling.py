@@ -1,33 +1,34 @@
-"""Merge the tokens of a sentence or a pair. (B, T, F), mask (B, T) -> (B, F)"""
+"""Merge the tokens of a text or a pair of texts. (B, T, F), attention mask and text ids (B, T) -> (B, F)"""
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bertvision.cpu_optimizations.gradients import largest, mix, unit
+from bertvision import cpu_optimizations
+from bertvision.cpu_optimizations import gradients
 from bertvision.errors import lookup
-from bertvision.types import HeadShape
+from bertvision.types import HeadShape, call_head
 
 
 class ClsPooling(nn.Module):
     """Keep [CLS], as BERT does."""
 
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
         return x[:, 0]
 
 
 class MeanPooling(nn.Module):
     """Average over real tokens."""
 
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        return _means(x, (mask > 0).unsqueeze(1)).squeeze(1)
+    def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
+        return _means(x, attention_mask.unsqueeze(1)).squeeze(1)
 
 
 class MaxPooling(nn.Module):
     """Keep each feature's largest value over real tokens."""
 
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        return _largest(x, mask > 0)
+    def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
+        return masked_max(x, attention_mask)
 
 
 class AttentionPooling(nn.Module):
@@ -37,8 +38,8 @@ class AttentionPooling(nn.Module):
         super().__init__()
         self.score = nn.Linear(features, 1, bias=False)  # a bias would cancel in the softmax
 
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        score = self.score(x).squeeze(-1).masked_fill(mask <= 0, torch.finfo(x.dtype).min)
+    def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
+        score = self.score(x).squeeze(-1).masked_fill(~attention_mask, torch.finfo(x.dtype).min)
         return torch.einsum("bt,btf->bf", score.softmax(dim=1), x)
 
 
@@ -49,10 +50,10 @@ class FlattenPooling(nn.Module):
         super().__init__()
         self.tokens = tokens
 
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        if not torch.compiler.is_exporting() and x.shape[1] > self.tokens and mask[:, self.tokens :].any():
+    def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
+        if not torch.compiler.is_exporting() and x.shape[1] > self.tokens and attention_mask[:, self.tokens :].any():
             raise ValueError(f"a head with token_pooling=flatten was built for {self.tokens} tokens, got {x.shape[1]}")
-        x = x * (mask > 0).unsqueeze(-1)
+        x = x * attention_mask.unsqueeze(-1)
         # Padded, then cut: others in the batch may be longer, and a graph must not depend on which is the case.
         return functional.pad(x, (0, 0, 0, self.tokens))[:, : self.tokens].flatten(start_dim=1)
 
@@ -63,11 +64,11 @@ class ComparePooling(nn.Module):
     u and v are brought to the same size first, so that a product is of the size of its factors. Zeros for one text.
     """
 
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        texts = [mask == 1, mask == 2]
+    def forward(self, x: Tensor, attention_mask: Tensor, text_ids: Tensor | None = None) -> Tensor:
+        texts = split_texts(attention_mask, text_ids)
         pair, found = texts[1].any(dim=1, keepdim=True), []
-        for each in ([_largest(x, here) for here in texts], _means(x, torch.stack(texts, dim=1)).unbind(dim=1)):
-            u, v = (unit(torch.where(pair, text, 0.0)) * x.shape[-1] ** 0.5 for text in each)
+        for each in ([masked_max(x, here) for here in texts], _means(x, torch.stack(texts, dim=1)).unbind(dim=1)):
+            u, v = (normalize(torch.where(pair, text, 0.0)) * x.shape[-1] ** 0.5 for text in each)
             found += [(u - v).abs(), u * v]
         return torch.cat(found, dim=-1)
 
@@ -82,13 +83,13 @@ class AlignPooling(nn.Module):
     sharpness = 24.0
     """How much the closest counts more than others: 0 would be the mean of them all."""
 
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        second = mask == 2
-        first = (mask > 0) & ~second
-        x = unit(x)
-        others = mask.unsqueeze(1) + mask.unsqueeze(2) == 3  # 1 and 2: one text sees the other, nobody padding
-        lacks = (x - mix(x, _away(others, x.dtype), self.sharpness)).abs()
-        found = torch.cat([_largest(lacks, here) for here in (first, second)], dim=-1)
+    def forward(self, x: Tensor, attention_mask: Tensor, text_ids: Tensor | None = None) -> Tensor:
+        first, second = split_texts(attention_mask, text_ids)
+        x = normalize(x)
+        # Tokens of one text attend to those of the other; padding neither attends nor is attended to.
+        others = (first.unsqueeze(1) & second.unsqueeze(2)) | (second.unsqueeze(1) & first.unsqueeze(2))
+        lacks = (x - self_attention(x, others, self.sharpness)).abs()
+        found = torch.cat([masked_max(lacks, here) for here in (first, second)], dim=-1)
         return torch.where(second.any(dim=1, keepdim=True), found, 0.0) * x.shape[-1] ** 0.5
 
 
@@ -99,17 +100,43 @@ class ConcatPooling(nn.Module):
         super().__init__()
         self.poolings = nn.ModuleList(poolings)
 
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        return torch.cat([pooling(x, mask) for pooling in self.poolings], dim=-1)
+    def forward(self, x: Tensor, attention_mask: Tensor, text_ids: Tensor | None = None) -> Tensor:
+        return torch.cat([call_head(pooling, x, attention_mask, text_ids) for pooling in self.poolings], dim=-1)
 
 
-# A sum and a product, whose gradients are cheap; masked copies of x would each cost two more passes over it.
-def _largest(x: Tensor, real: Tensor) -> Tensor:
-    return largest(x, _away(real, x.dtype).unsqueeze(-1))
+def split_texts(attention_mask: Tensor, text_ids: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return which tokens are of the first and of the second text; without text ids all are of the first. (B, T)"""
+    second = torch.zeros_like(attention_mask) if text_ids is None else attention_mask & (text_ids == 1)
+    return attention_mask & ~second, second
 
 
-def _away(real: Tensor, dtype: torch.dtype) -> Tensor:
-    """What to add where nothing stands, so that it is never the largest."""
+def masked_max(x: Tensor, real: Tensor) -> Tensor:
+    """Return the largest value of each feature over the real tokens. (B, T, F), (B, T) -> (B, F)"""
+    # A sum, because its gradient is cheap; a masked copy of x would cost two more passes over it.
+    bias = _mask_bias(real, x.dtype).unsqueeze(-1)
+    return gradients.MaskedMax.apply(x, bias) if _written_out(x) else (x + bias).amax(dim=1)
+
+
+def normalize(x: Tensor) -> Tensor:
+    """Scale every vector to length 1. (..., F) -> (..., F)"""
+    return gradients.Normalize.apply(x) if _written_out(x) else functional.normalize(x, dim=-1)
+
+
+def self_attention(x: Tensor, allowed: Tensor, sharpness: float) -> Tensor:
+    """Replace each token by a mix of its allowed tokens, weighted by similarity. (B, T, F), (B, T, T) -> (B, T, F)"""
+    bias = _mask_bias(allowed, x.dtype)
+    if _written_out(x):
+        return gradients.SelfAttention.apply(x, bias, sharpness)
+    return torch.bmm(torch.baddbmm(bias, x, x.transpose(1, 2), alpha=sharpness).softmax(dim=-1), x)
+
+
+def _written_out(x: Tensor) -> bool:
+    """Return whether to use the hand-written gradients of `cpu_optimizations`, which compute the same values."""
+    return x.requires_grad and cpu_optimizations.enabled()
+
+
+def _mask_bias(real: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a very negative number where a mask is False and 0 elsewhere, to be added to scores."""
     return (~real).to(dtype) * (torch.finfo(dtype).min / 2)
 
 

@@ -70,8 +70,8 @@ class Experiment:
     fractions: list[float] = field(default_factory=lambda: [0.3, 1.0])
     """Epochs of fine-tuning after which to save and score the backbone; 0 means as loaded."""
     auxiliary_head: str = ""
-    """The head that fine-tuning goes through beside BERT's own, so that every layer it reads is tuned for it; "last":
-    BERT's own alone, as published; none: the one that suits the kind of task."""
+    """The auxiliary head that is fine-tuned along with BERT's own, so that every layer it reads is tuned for it.
+    "bert-head": BERT's own head alone, as published. Empty: the one that suits the kind of task."""
     frozen: int = 0
     """How many of the lowest layers, embeddings first, fine-tuning leaves as they are."""
     head_fractions: list[float] = field(default_factory=list)
@@ -128,7 +128,7 @@ def preset(name: str) -> Experiment:
     if not name:
         return Experiment()
     return merge(
-        Experiment(auxiliary_head="last"), lookup(presets(), name, "preset")
+        Experiment(auxiliary_head="bert-head"), lookup(presets(), name, "preset")
     )  # nothing else has been published
 
 

@@ -50,7 +50,7 @@ class QueuedRow:
     deadline: float
     """A time of the monotonic clock."""
     heads: set[str] = field(default_factory=set)
-    second: int | None = None
+    second_text_start: int | None = None
     """Position of the first token of the second text of a pair."""
     future: "asyncio.Future[dict[str, np.ndarray]] | None" = None
 
@@ -101,14 +101,17 @@ def run_batch(rows: Sequence[QueuedRow]) -> list[dict[str, np.ndarray]]:
         offsets=np.concatenate([[0], np.cumsum(lengths)]),
         labels=np.zeros(len(rows), dtype=np.int64),
         origins=[None] * len(rows),
-        seconds=np.array([row.length if row.second is None else row.second for row in rows]),
+        second_text_starts=np.array(
+            [row.length if row.second_text_start is None else row.second_text_start for row in rows]
+        ),
     )
     batch = TokenBatches(features, len(rows), rows[0].pad_ids).collate(np.arange(len(rows)))
     assert isinstance(batch.inputs, dict)
     heads = sorted({head for row in rows for head in row.heads})
     wanted = {head: np.flatnonzero([head in row.heads for row in rows]) for head in heads}
     results: list[dict[str, np.ndarray]] = [{} for _ in rows]
-    for head, logits in rows[0].shared_encoder.read(batch.inputs, batch.mask, wanted).items():
+    logits_by_head = rows[0].shared_encoder.read(batch.inputs, batch.attention_mask, batch.text_ids, wanted)
+    for head, logits in logits_by_head.items():
         for index, values in zip(wanted[head].tolist(), logits, strict=True):
             results[index][head] = values[: lengths[index]] if values.ndim == 2 else values
     return results

@@ -1,10 +1,13 @@
-"""Write a backbone and its heads as one ONNX graph, and let it pass only if it gives the same answers."""
+"""Export an encoder and its heads as one ONNX graph.
+
+The answers of the graph are compared with those of torch. The export is kept only if they agree.
+"""
 
 import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,34 +24,66 @@ from bertvision.shared_encoders import AttachedHead, TorchEncoder, layers_read
 from bertvision.sharing import copy_tokenizer, write_inference_files
 from bertvision.tasks import Answer, Example
 from bertvision.trained_model import TrainedModel, load_all
-from bertvision.types import Predictions
+from bertvision.types import call_head
 
 OPSET = 20
-"""The first in which GELU is an operator."""
+"""The first opset with a GELU operator."""
 
 
 @dataclass(frozen=True)
-class Limits:
-    """How far the exported answers may be from torch's."""
+class ParityLimits:
+    """How much the answers of an exported graph may differ from those of torch."""
 
     agreement: float
-    """Percent of the rows whose answer must be the same."""
+    """Percentage of rows whose answers must be equal, at least."""
     difference: float
-    """The most that a score (a logit) may differ."""
+    """Largest absolute difference of a logit, at most."""
 
     @classmethod
-    def usual(cls, int8: bool) -> "Limits":
-        """Return the limits for float32, or for int8, whose scores are others by its nature."""
+    def default(cls, *, int8: bool = False) -> "ParityLimits":
+        """Return the default limits. The logits of int8 weights differ by design and are not limited."""
         return cls(97.0, np.inf) if int8 else cls(99.9, 1e-4)
 
-    def changed(self, agreement: float | None, difference: float | None) -> "Limits":
-        """Return limits with what is given in their place."""
-        found = self if agreement is None else replace(self, agreement=agreement)
-        return found if difference is None else replace(found, difference=difference)
+    def override(self, agreement: float | None = None, difference: float | None = None) -> "ParityLimits":
+        """Return limits with the given values replaced; None keeps a value."""
+        return ParityLimits(
+            self.agreement if agreement is None else agreement, self.difference if difference is None else difference
+        )
+
+    def to_dict(self) -> dict[str, float | None]:
+        """Return the limits as JSON; None: not limited."""
+        difference = self.difference if np.isfinite(self.difference) else None
+        return {"agreement": self.agreement, "largest_difference": difference}
+
+
+@dataclass(frozen=True)
+class ParityReport:
+    """Comparison of an exported model with the original."""
+
+    model: str
+    rows: int
+    agreement: float
+    """Percentage of rows whose answers are equal."""
+    largest_difference: float
+    """Largest absolute difference of a logit."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as JSON."""
+        return asdict(self)
+
+    def check(self, limits: ParityLimits) -> None:
+        """Raise an error if the differences exceed the limits."""
+        if self.agreement >= limits.agreement and self.largest_difference <= limits.difference:
+            return
+        raise BertVisionError(
+            f"The exported model {self.model} differs from the original: {self.agreement:.2f} % of {self.rows:,} "
+            f"answers are equal (required: {limits.agreement:g} %), and logits differ by up to "
+            f"{self.largest_difference:.1e} (allowed: {limits.difference:g}). The new export was not kept."
+        )
 
 
 class Graph(nn.Module):
-    """Tokens in, the logits of every head out: what is exported."""
+    """The exported module: token ids in, the logits of every head out."""
 
     def __init__(self, shared_encoder: TorchEncoder, inputs: Sequence[str], heads: Mapping[str, str]):
         super().__init__()
@@ -59,9 +94,13 @@ class Graph(nn.Module):
         self.heads = nn.ModuleList(shared_encoder.heads[name] for name in heads)
 
     def forward(self, *given: Tensor) -> tuple[Tensor, ...]:
-        *tokens, mask = given
-        states = self.shared_encoder.states(dict(zip(self.inputs, tokens, strict=True)), mask, self.names)
-        return tuple(head(states[name], mask) for name, head in zip(self.names, self.heads, strict=True))
+        tokens = dict(zip(self.inputs, given, strict=True))
+        attention_mask, text_ids = tokens.pop("attention_mask").bool(), tokens.pop("text_ids", None)
+        states = self.shared_encoder.states(tokens, attention_mask, text_ids, self.names)
+        return tuple(
+            call_head(head, states[name], attention_mask, text_ids)
+            for name, head in zip(self.names, self.heads, strict=True)
+        )
 
 
 def export_onnx(
@@ -70,89 +109,81 @@ def export_onnx(
     examples: Sequence[Sequence[Example]],
     *,
     int8: bool = False,
-    limits: Limits | None = None,
-) -> list[dict[str, Any]]:
-    """Write the graph of runs on one backbone, compare its answers to `examples` of each, and keep it if they agree."""
+    limits: ParityLimits | None = None,
+) -> list[ParityReport]:
+    """Export models on one encoder as one ONNX graph, and compare its answers with the originals'.
+
+    Args:
+        models: The models; all must use the same encoder.
+        directory: Where to write the export. It must be empty, missing, or an earlier export.
+        examples: Examples to compare the answers on, for each model.
+        int8: Quantize the weights to int8.
+        limits: How much the answers may differ; by default `ParityLimits.default`.
+
+    Returns:
+        The comparison of each model. If one exceeds the limits, an error is raised and nothing is written.
+    """
     onnxruntime()
-    limits = limits or Limits.usual(int8)
+    limits = limits or ParityLimits.default(int8=int8)
     heads = [head for model in models for head in model.required_heads(bert=True)]
-    encoder_pool = {id(head.shared_encoder): head.shared_encoder for head in heads}
-    shared_encoder = next(iter(encoder_pool.values()))
-    if len(encoder_pool) > 1 or not isinstance(shared_encoder, TorchEncoder):
-        raise BertVisionError("One graph holds one backbone, and runs that torch can read. Export the others apart.")
+    shared_encoder = heads[0].shared_encoder
+    if any(head.shared_encoder is not shared_encoder for head in heads) or not isinstance(shared_encoder, TorchEncoder):
+        raise BertVisionError(
+            "An export holds models on one encoder, and they must not be exported models. Export the others separately."
+        )
     if directory.exists() and any(directory.iterdir()) and not is_exported(directory):
-        raise BertVisionError(f"{directory} is not empty, and no export either. Choose another with --to.")
-    names = list(dict.fromkeys(head.head for head in heads))
-    outputs = {name: f"logits_{number}" for number, name in enumerate(names)}
-    with atomic_directory(directory) as place:
-        with _quiet():
-            _write_graph(place / GRAPH, shared_encoder, models[0], outputs, int8=int8)
-        copy_tokenizer(models[0].members[0], place)
-        runs = [_write_run(each, place, number, outputs) for number, each in enumerate(models)]
+        raise BertVisionError(f"{directory} is not empty and not an export. Choose another directory with --to.")
+    outputs = {name: f"logits_{number}" for number, name in enumerate(dict.fromkeys(head.head for head in heads))}
+    with atomic_directory(directory) as temporary:
+        with _silence_exporter():
+            _write_graph(temporary / GRAPH, shared_encoder, models, outputs, int8=int8)
+        copy_tokenizer(models[0].members[0], temporary)
+        runs = [_write_run(model, temporary, number, outputs) for number, model in enumerate(models)]
         manifest = {
             "format": FORMAT,
             "type": "int8" if int8 else "float32",
             "opset": OPSET,
             "weights": shared_encoder.weights,
-            "sha256": file_hash(place / GRAPH),
+            "sha256": file_hash(temporary / GRAPH),
             "runs": runs,
         }
-        write_json(place / MANIFEST, manifest)
+        write_json(temporary / MANIFEST, manifest)
         reports = [
-            compare(path, torch_one, onnx_one, rows)
-            for path, torch_one, onnx_one, rows in zip(runs, models, load_all([place]), examples, strict=True)
+            compare(Path(path).name, model, exported, rows)
+            for path, model, exported, rows in zip(runs, models, load_all([temporary]), examples, strict=True)
         ]
-        _require(reports, limits)
-        write_json(place / MANIFEST, manifest | {"parity": reports, "limits": _plain(limits)})
+        for report in reports:
+            report.check(limits)
+        parity = {"parity": [report.to_dict() for report in reports], "limits": limits.to_dict()}
+        write_json(temporary / MANIFEST, manifest | parity)
     return reports
 
 
-def compare(name: str, one: TrainedModel, other: TrainedModel, examples: Sequence[Example]) -> dict[str, Any]:
-    """Say how often two predictors give the same answer, and how far their scores are apart."""
+def compare(name: str, original: TrainedModel, exported: TrainedModel, examples: Sequence[Example]) -> ParityReport:
+    """Compare the answers and logits of two models on examples."""
     if not examples:
-        raise BertVisionError(f"There are no rows to compare the answers of {name} on. Give some with --data.")
-    features = one.encode_examples(examples)
-    first, second = one.logits(features), other.logits(features)
-    said = [one.task.answers(found, features, one.settings) for found in (first, second)]
-    same = [_same(said[0][example.id], said[1][example.id]) for example in examples]
-    return {
-        "model": Path(name).name,
-        "rows": len(examples),
-        "agreement": 100.0 * float(np.mean(same)),
-        "largest_difference": _difference(first, second),
-    }
+        raise BertVisionError(f"There are no rows to compare the answers of {name} on. Give a file with --data.")
+    features, task = original.encode_examples(examples), original.task
+    predictions = [model.logits(features) for model in (original, exported)]
+    answers = [task.answers(prediction, features, original.settings) for prediction in predictions]
+    equal = [_equal(answers[0][example.id], answers[1][example.id]) for example in examples]
+    return ParityReport(
+        model=name,
+        rows=len(examples),
+        agreement=100.0 * float(np.mean(equal)),
+        largest_difference=float(np.abs(predictions[0].logits - predictions[1].logits).max()),
+    )
 
 
-def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, Answer) and isinstance(other, Answer):
-        return (one.start, one.end) == (other.start, other.end)
-    # Classes are whole numbers; of scores, what a user would see is compared.
-    return abs(one - other) < 1e-3
-
-
-def _difference(one: Predictions, other: Predictions) -> float:
-    return float(np.abs(one.logits - other.logits).max())
-
-
-def _require(reports: Sequence[dict[str, Any]], limits: Limits) -> None:
-    for report in reports:
-        if report["agreement"] < limits.agreement or not report["largest_difference"] <= limits.difference:
-            raise BertVisionError(
-                f"The exported {report['model']} does not answer as it should: {report['agreement']:.2f} % of "
-                f"{report['rows']:,} answers are the same (at least {limits.agreement:g} % must be), and scores "
-                f"differ by up to {report['largest_difference']:.1e} (at most {limits.difference:g}). Nothing was kept."
-            )
-
-
-def _plain(limits: Limits) -> dict[str, float | None]:
-    return {
-        "agreement": limits.agreement,
-        "largest_difference": limits.difference if np.isfinite(limits.difference) else None,
-    }
+def _equal(first: Any, second: Any) -> bool:
+    """Compare answers: spans by position, classes exactly, regression scores up to rounding."""
+    if isinstance(first, Answer) and isinstance(second, Answer):
+        return (first.start, first.end) == (second.start, second.end)
+    return abs(first - second) < 1e-3
 
 
 def _write_run(model: TrainedModel, place: Path, number: int, outputs: Mapping[str, str]) -> str:
-    """Write what of a run the graph does not hold; return where."""
+    """Write the parts of a run that are not in the graph. Return their path relative to the export."""
     path = f"runs/{number}-{slug(f'{model.task.name}-{model.run.name}')}"
     own = outputs[model.bert_head.head]
 
@@ -176,33 +207,37 @@ def _write_run(model: TrainedModel, place: Path, number: int, outputs: Mapping[s
 
 
 def _write_graph(
-    path: Path, shared_encoder: TorchEncoder, model: TrainedModel, outputs: Mapping[str, str], *, int8: bool
+    path: Path, shared_encoder: TorchEncoder, models: Sequence[TrainedModel], outputs: Mapping[str, str], *, int8: bool
 ) -> None:
-    """Trace the backbone and all heads once, with batch and length left open."""
-    sample: Any = ("a short text",) * len(model.task.inputs)
-    inputs = list(model.encode([sample]).tokens)
+    """Trace the encoder and all heads, with dynamic batch size and length."""
+    samples = [model.encode([("a short text",) * len(model.task.inputs)]) for model in models]  # pyright: ignore
+    pairs = any(features.second_text_starts is not None for features in samples)
+    inputs = [*samples[0].tokens, "attention_mask", *(["text_ids"] if pairs else [])]
     sizes = {"batch": torch.export.Dim("batch", min=1), "tokens": torch.export.Dim("tokens", min=2)}
     graph = Graph(shared_encoder, inputs, outputs).cpu().eval()
-    tokens = tuple(torch.ones(2, 16, dtype=torch.int64) for _ in inputs)
-    mask = torch.ones(2, 16, dtype=torch.int64)
-    mask[:, 6:] = 2
-    mask[1, 9:] = 0
+    given = {name: torch.ones(2, 16, dtype=torch.int64) for name in inputs}
+    given["attention_mask"][1, 9:] = 0
+    if pairs:
+        given["text_ids"][:, :6] = 0
+        given["text_ids"][1, 9:] = 0
     open_sizes = {0: sizes["batch"], 1: sizes["tokens"]}
     with torch.no_grad():
         try:
             program = torch.onnx.export(
                 graph,
-                (*tokens, mask),
+                tuple(given.values()),
                 dynamo=True,
-                input_names=[*inputs, "attention_mask"],
+                input_names=inputs,
                 output_names=list(outputs.values()),
-                dynamic_shapes=(tuple(open_sizes for _ in range(len(inputs) + 1)),),
+                dynamic_shapes=(tuple(open_sizes for _ in inputs),),
                 opset_version=OPSET,
                 verbose=False,
             )
         except torch.onnx.OnnxExporterError as error:
             names = ", ".join(sorted({type(head).__name__ for head in graph.heads}))
-            raise BertVisionError(f"These heads or their backbone cannot be written as a graph ({names}).") from error
+            raise BertVisionError(
+                f"The ONNX exporter does not support these heads or their encoder ({names})."
+            ) from error
     assert program is not None
     program.save(path)
     if int8:
@@ -210,8 +245,8 @@ def _write_graph(
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep the exporter's remarks about itself off the terminal."""
+def _silence_exporter() -> Iterator[None]:
+    """Suppress the warnings and log messages of the ONNX exporter."""
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():

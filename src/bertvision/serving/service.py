@@ -203,14 +203,15 @@ def _collect_rows(
     New rows are added to `unique_rows`.
     """
     rows = []
-    seconds = [None] * len(features) if features.seconds is None else features.seconds.tolist()
-    bounds = zip(features.offsets[:-1].tolist(), features.offsets[1:].tolist(), seconds, strict=True)
-    for first, last, second in bounds:
+    starts = features.second_text_starts
+    second_starts = [None] * len(features) if starts is None else starts.tolist()
+    bounds = zip(features.offsets[:-1].tolist(), features.offsets[1:].tolist(), second_starts, strict=True)
+    for first, last, second_start in bounds:
         tokens = {name: flat[first:last] for name, flat in features.tokens.items()}
         content = b"".join(np.ascontiguousarray(values).tobytes() for values in tokens.values())
-        key = (id(head.shared_encoder), second, content)
+        key = (id(head.shared_encoder), second_start, content)
         if key not in unique_rows:
-            unique_rows[key] = QueuedRow(head.shared_encoder, tokens, pad_ids, deadline, second=second)
+            unique_rows[key] = QueuedRow(head.shared_encoder, tokens, pad_ids, deadline, second_text_start=second_start)
         unique_rows[key].heads.add(head.head)
         rows.append(unique_rows[key])
     return rows

@@ -8,13 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bertvision import cpu_optimizations
+from bertvision.cpu_optimizations.two_readers import map_two_at_a_time
 from bertvision.states.batch_plan import BatchPlan
 from bertvision.states.token_batches import TokenBatches
-from bertvision.threads import map_in_order, thread_pool
 from bertvision.types import Batch, StateView
-
-READERS = 2
-"""Batches that are computed at a time on a CPU."""
 
 
 class ComputedStates:
@@ -29,7 +27,7 @@ class ComputedStates:
         pool: Callable[[Tensor], Tensor] | None = None,
         device: torch.device | None = None,
     ):
-        """`backbone`: tokens, mask -> states; `pool`: last layer -> BERT's pooled [CLS], where the view wants it."""
+        """`encoder`: tokens, attention mask and text ids -> states; `pool`: last layer -> BERT's pooled [CLS]."""
         self.encoder = encoder
         self.tokens = tokens
         self.view = view
@@ -55,31 +53,28 @@ class ComputedStates:
 
     def read(self, batches: Iterable[np.ndarray]) -> Iterator[Batch]:
         """Yield the hidden states of these rows, batch by batch."""
-        with self.encoder.packed():
-            yield from self._read(batches)
-
-    def _read(self, batches: Iterable[np.ndarray]) -> Iterator[Batch]:
-        cores = torch.get_num_threads()
-        if self.device.type != "cpu" or cores < READERS:
+        if self.device.type != "cpu" or not cpu_optimizations.enabled():
             yield from map(self._states, batches)
             return
-        # A batch for each half of the cores: one that has them all waits at every step for the slower half.
-        with thread_pool(READERS, cores // READERS) as pool:
-            yield from map_in_order(pool, self._states, batches, READERS)
+        with self.encoder.packed():
+            yield from map_two_at_a_time(self._states, batches)
 
     def _states(self, rows: np.ndarray) -> Batch:
         """Read one batch. Not in `read`: a yield inside no_grad would switch off the caller's gradients."""
         batch = self.tokens.collate(rows).to(self.device)
         with torch.no_grad():  # not inference_mode: a head must back-propagate from these
-            hidden = self._look(batch.inputs, batch.mask)
-        return replace(batch, inputs=hidden, mask=batch.mask[:, :1] if self.view.first else batch.mask)
+            hidden = self._look(batch)
+        if not self.view.first:
+            return replace(batch, inputs=hidden)
+        text_ids = None if batch.text_ids is None else batch.text_ids[:, :1]
+        return replace(batch, inputs=hidden, attention_mask=batch.attention_mask[:, :1], text_ids=text_ids)
 
-    def _look(self, tokens: Any, mask: Tensor) -> Tensor:
+    def _look(self, batch: Batch) -> Tensor:
         """Compute the states that the view is of."""
         layers = list(self.view.layers)
         if self.view.pooled:  # it is made of the last layer, which need not be wanted
             layers = sorted({*layers, self.encoder.layers - 1})
-        states = self.encoder(tokens, mask, layers)
+        states = self.encoder(batch.inputs, batch.attention_mask, batch.text_ids, layers=layers)
         hidden = states[:, : len(self.view.layers), :1] if self.view.first else states[:, : len(self.view.layers)]
         if self.view.pooled:
             assert self.pool is not None, "a view with the pooled channel needs the pooler"

@@ -10,7 +10,7 @@ from torch import Tensor
 from bertvision.progress import bar
 from bertvision.states.batch_plan import BatchPlan
 from bertvision.states.layout import RowTable
-from bertvision.states.token_batches import mark
+from bertvision.states.token_batches import build_masks
 from bertvision.types import Batch, StateView
 
 
@@ -48,13 +48,16 @@ class InMemoryStates:
             chosen = [self.states[row] for row in rows]
             lengths = np.array([state.shape[1] for state in chosen])
             layers, _, width = chosen[0].shape
-            seconds = self.known.seconds
-            mask = torch.from_numpy(mark(lengths, None if seconds is None else seconds[rows]))
-            hidden = torch.empty(len(chosen), layers, mask.shape[1], width, dtype=chosen[0].dtype)
+            second_text_starts = self.known.second_text_starts
+            attention_mask, text_ids = build_masks(
+                lengths, None if second_text_starts is None else second_text_starts[rows]
+            )
+            hidden = torch.empty(len(chosen), layers, attention_mask.shape[1], width, dtype=chosen[0].dtype)
             for here, state in zip(hidden, chosen, strict=True):
                 here[:, : state.shape[1]] = state
                 here[:, state.shape[1] :] = 0
-            yield Batch(rows=rows, inputs=hidden, mask=mask, labels=torch.from_numpy(self.known.labels[rows]))
+            labels = torch.from_numpy(self.known.labels[rows])
+            yield Batch(rows=rows, inputs=hidden, attention_mask=attention_mask, labels=labels, text_ids=text_ids)
 
 
 def read_into_memory(
@@ -65,7 +68,7 @@ def read_into_memory(
     with bar(label, total=source.rows) as advance:
         # The same batches each time, so that a resumed run computes the same states to the last bit.
         for batch in source.read(plan(0)):
-            hidden, lengths = batch.inputs, (batch.mask > 0).sum(dim=1).tolist()
+            hidden, lengths = batch.inputs, batch.attention_mask.sum(dim=1).tolist()
             assert isinstance(hidden, Tensor)
             for row, state, length in zip(batch.rows.tolist(), hidden.to(dtype).cpu(), lengths, strict=True):
                 states[row] = state[:, :length].clone()

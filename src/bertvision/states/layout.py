@@ -37,15 +37,15 @@ class RowTable:
     """Tokens stored of each row. (N,)"""
     labels: np.ndarray
     ids: list[str]
-    seconds: np.ndarray | None = None
-    """Where the second text of a pair begins. (N,)"""
+    second_text_starts: np.ndarray | None = None
+    """(N,) the position of the first token of each pair's second text. None if the rows are single texts."""
 
     def to_bytes(self) -> bytes:
         """Return a safetensors file, the same each time."""
         ids = np.frombuffer(json.dumps(self.ids, ensure_ascii=False).encode(), dtype=np.uint8)
         arrays = {"lengths": self.lengths.astype(np.int64), "labels": self.labels, "ids": ids}
-        if self.seconds is not None:
-            arrays["seconds"] = self.seconds.astype(np.int64)
+        if self.second_text_starts is not None:
+            arrays["seconds"] = self.second_text_starts.astype(np.int64)
         return save({name: torch.from_numpy(np.ascontiguousarray(array).copy()) for name, array in arrays.items()})
 
     @classmethod
@@ -53,7 +53,8 @@ class RowTable:
         """Read what `to_bytes` gave."""
         found = {name: tensor.numpy() for name, tensor in load(data).items()}
         ids = json.loads(found["ids"].tobytes())
-        return cls(lengths=found["lengths"], labels=found["labels"], ids=ids, seconds=found.get("seconds"))
+        starts = found.get("seconds")
+        return cls(lengths=found["lengths"], labels=found["labels"], ids=ids, second_text_starts=starts)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from bertvision.types import Batch, Batches
 NOTHING = Batch(
     rows=np.empty(0, dtype=np.int64),
     inputs=torch.empty(0),
-    mask=torch.empty(0, 0, dtype=torch.bool),
+    attention_mask=torch.empty(0, 0, dtype=torch.bool),
     labels=torch.empty(0),
 )
 

@@ -166,7 +166,7 @@ def measure(wanted: StateRequest, plan: BatchPlan, there: Path) -> tuple[float, 
     seconds = max(time.perf_counter() - began, 1e-9)
     streaming = sum(len(batch.rows) for batch in batches[1:] or batches) / seconds
     sample = _Sample(batches)
-    lengths = np.concatenate([(batch.mask > 0).sum(dim=1).cpu().numpy() for batch in batches])
+    lengths = np.concatenate([batch.attention_mask.sum(dim=1).cpu().numpy() for batch in batches])
     rows = RowTable(lengths=lengths, labels=np.zeros(len(lengths)), ids=[str(i) for i in range(len(lengths))])
     with tempfile.TemporaryDirectory(dir=there, prefix=".trial-") as folder:
         one = 2**60  # shard: the sample does not look at which rows are asked for

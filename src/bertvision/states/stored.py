@@ -10,7 +10,7 @@ import torch
 
 from bertvision.states.batch_plan import BatchPlan
 from bertvision.states.store import Store
-from bertvision.states.token_batches import mark
+from bertvision.states.token_batches import build_masks
 from bertvision.threads import map_in_order, thread_pool
 from bertvision.types import Batch, StateView
 
@@ -107,10 +107,11 @@ class StoredStates:
         device = self.device if self.device.type == "cuda" else torch.device("cpu")  # where rows are decoded
         hidden = torch.empty(shape, device=device, dtype=self.dtype)
         self.store.decode(rows, [row.to(device) for row in data], self.view, hidden)
-        mask = torch.from_numpy(mark(lengths, None if known.seconds is None else known.seconds[rows]))
+        second_text_starts = None if known.second_text_starts is None else known.second_text_starts[rows]
+        attention_mask, text_ids = build_masks(lengths, second_text_starts)
         labels = torch.from_numpy(known.labels[rows])
         self.decoding += time.perf_counter() - began
-        return Batch(rows=rows, inputs=hidden, mask=mask, labels=labels)
+        return Batch(rows=rows, inputs=hidden, attention_mask=attention_mask, labels=labels, text_ids=text_ids)
 
 
 def _spare(device: torch.device) -> int:

@@ -4,16 +4,20 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from bertvision.states.batch_plan import BatchPlan
 from bertvision.types import Batch, Features
 
 
-def mark(lengths: np.ndarray, seconds: np.ndarray | None) -> np.ndarray:
-    """Say of each place which text it is of: 1, 2 for the second of a pair, 0 for padding. (B,), (B,) -> (B, T)"""
-    columns = np.arange(lengths.max())
-    real = columns < lengths[:, None]
-    return (real if seconds is None else real * (1 + (columns >= seconds[:, None]))).astype(np.uint8)
+def build_masks(lengths: np.ndarray, second_text_starts: np.ndarray | None) -> tuple[Tensor, Tensor | None]:
+    """Return the attention mask, bool (B, T), and for pairs the text ids, uint8 (B, T), of rows of these lengths."""
+    positions = np.arange(lengths.max())
+    attention_mask = positions < lengths[:, None]
+    if second_text_starts is None:
+        return torch.from_numpy(attention_mask), None
+    text_ids = (attention_mask & (positions >= second_text_starts[:, None])).astype(np.uint8)
+    return torch.from_numpy(attention_mask), torch.from_numpy(text_ids)
 
 
 class TokenBatches:
@@ -54,12 +58,15 @@ class TokenBatches:
         """Pad the chosen rows to the longest of them."""
         features = self.features
         starts, lengths = features.offsets[rows], features.lengths[rows]
-        mask = mark(lengths, None if features.seconds is None else features.seconds[rows])
-        real = mask > 0
-        where = np.where(real, starts[:, None] + np.arange(mask.shape[1]), 0)
+        second_text_starts = features.second_text_starts
+        attention_mask, text_ids = build_masks(
+            lengths, None if second_text_starts is None else second_text_starts[rows]
+        )
+        is_token = attention_mask.numpy()
+        positions = np.where(is_token, starts[:, None] + np.arange(is_token.shape[1]), 0)
         inputs = {}
         for name, flat in features.tokens.items():
-            padded = np.where(real, flat[where], self.pad_ids.get(name, 0))
+            padded = np.where(is_token, flat[positions], self.pad_ids.get(name, 0))
             inputs[name] = torch.from_numpy(padded.astype(np.int64))
         labels = torch.from_numpy(features.labels[rows])
-        return Batch(rows=rows, inputs=inputs, mask=torch.from_numpy(mask), labels=labels)
+        return Batch(rows=rows, inputs=inputs, attention_mask=attention_mask, labels=labels, text_ids=text_ids)

@@ -115,7 +115,7 @@ class Task(ABC):
         """Number the kinds of example whose proportions a draw should keep. (N,)"""
 
     @abstractmethod
-    def loss(self, logits: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
+    def loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor) -> Tensor:
         """Return the mean loss of a batch, the scalar to descend."""
 
     def tune(self, predictions: Predictions, features: Features, examples: Sequence[Example]) -> dict[str, float]:

@@ -16,7 +16,7 @@ def encode_texts(examples: Sequence[Example], tokenizer: Any, max_tokens: int, l
     names: list[str] = []
     parts: dict[str, list[np.ndarray]] = {}
     lengths: list[int] = []
-    seconds: list[int] = []
+    second_text_starts: list[int] = []
     for first in range(0, len(examples), CHUNK):
         chunk = examples[first : first + CHUNK]
         columns = [list(column) for column in zip(*(example.texts for example in chunk), strict=True)]
@@ -27,7 +27,7 @@ def encode_texts(examples: Sequence[Example], tokenizer: Any, max_tokens: int, l
             parts.setdefault(name, []).append(np.array(flat, dtype=np.int32))
         lengths += [len(row) for row in encoded["input_ids"]]
         if len(columns) == 2:
-            seconds += [encoded.sequence_ids(row).index(1) for row in range(len(chunk))]
+            second_text_starts += [encoded.sequence_ids(row).index(1) for row in range(len(chunk))]
     labels = [example.label or 0 for example in examples]  # unlabelled examples are only predicted
     return Features(
         ids=[example.id for example in examples],
@@ -35,5 +35,5 @@ def encode_texts(examples: Sequence[Example], tokenizer: Any, max_tokens: int, l
         offsets=np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]),
         labels=np.array(labels, dtype=label_type),
         origins=[example.id for example in examples],
-        seconds=np.array(seconds, dtype=np.int64) if seconds else None,
+        second_text_starts=np.array(second_text_starts, dtype=np.int64) if second_text_starts else None,
     )

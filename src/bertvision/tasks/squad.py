@@ -164,11 +164,11 @@ class SquadTask(Task):
         """Tokenize; cut long contexts into windows."""
         return encode_windows(examples, tokenizer, max_tokens, self.answerable)
 
-    def loss(self, logits: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
+    def loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor) -> Tensor:
         """Return cross-entropy; for spans the mean of that of starts and ends. (B, C) or (B, T, 2)"""
         if self.answerable:
             return torch.nn.functional.cross_entropy(logits.float(), labels)
-        logits = logits.float().masked_fill(~mask.bool()[..., None], -torch.inf)
+        logits = logits.float().masked_fill(~attention_mask[..., None], -torch.inf)
         # Classes are the middle axis: cross-entropy over tokens, mean over batch and both ends.
         return torch.nn.functional.cross_entropy(logits, labels)
 

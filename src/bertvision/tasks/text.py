@@ -238,7 +238,7 @@ class TextTask(Task):
         """Tokenize, cutting the longer text of a pair first."""
         return encode_texts(examples, tokenizer, max_tokens, np.int64 if self.classes else np.float32)
 
-    def loss(self, logits: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
+    def loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor) -> Tensor:
         """Return cross-entropy, or for scores the squared error. logits (B, C), labels (B,)"""
         if self.classes:
             return torch.nn.functional.cross_entropy(logits.float(), labels)

@@ -16,7 +16,7 @@ from bertvision.training.checkpointer import Checkpointer
 from bertvision.training.config import FitOptions, FractionRecord, Loss, TrainingConfig, ValidationScore
 from bertvision.training.optimizers import build_grad_scaler, build_optimizer
 from bertvision.training.train_state import LoopState, TrainState
-from bertvision.types import Batch, Batches
+from bertvision.types import Batch, Batches, call_head
 
 logger = logging.getLogger(__name__)
 
@@ -204,7 +204,8 @@ def _step(train_state: TrainState, batch: Batch, loss: Loss, step: int, steps_pe
     total = 0.0
     for part in _split(batch, max(config.gradient_accumulation_steps, _required_parts(model, batch))):
         share = len(part.labels) / len(batch.labels)
-        value = _mean_loss(loss, model(part.inputs, part.mask), part) * share
+        logits = call_head(model, part.inputs, part.attention_mask, part.text_ids)
+        value = _mean_loss(loss, logits, part) * share
         train_state.scaler.scale(value).backward()
         total += float(value.detach())
     total = distributed.average_gradients(model, train_state.optimizer, len(batch.labels), total)
@@ -227,16 +228,16 @@ def _mean_loss(loss: Loss, logits: Tensor | list[Any], batch: Batch) -> Tensor:
     """Return the loss of a model's logits; the mean loss where a model returns several."""
     if isinstance(logits, list):
         return torch.stack([_mean_loss(loss, member, batch) for member in logits]).mean()
-    return loss(logits.float(), batch.labels, batch.mask)
+    return loss(logits.float(), batch.labels, batch.attention_mask)
 
 
 def _required_parts(model: nn.Module, batch: Batch) -> int:
     """Return the number of parts that bounds the memory of a step on a CPU; batch norm must see the whole batch."""
     is_states = isinstance(batch.inputs, Tensor)
     has_batch_norm = any(isinstance(module, nn.BatchNorm1d) for module in model.modules())
-    if not is_states or has_batch_norm or batch.mask.device.type != "cpu":
+    if not is_states or has_batch_norm or batch.attention_mask.device.type != "cpu":
         return 1
-    return -(-batch.mask.numel() // MAX_TOKENS)
+    return -(-batch.attention_mask.numel() // MAX_TOKENS)
 
 
 def _split(batch: Batch, parts: int) -> list[Batch]:

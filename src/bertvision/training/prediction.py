@@ -9,7 +9,7 @@ from torch import nn
 from bertvision import devices, distributed
 from bertvision.progress import bar
 from bertvision.states import partition
-from bertvision.types import Batches, Predictions
+from bertvision.types import Batches, Predictions, call_head
 
 
 @torch.no_grad()
@@ -38,14 +38,14 @@ def predict(
         for batch in partition(batches, whole=True).epoch(0):
             batch = batch.to(device)
             for name, model in models.items():
-                logits = model(batch.inputs, batch.mask).float().cpu()
+                logits = call_head(model, batch.inputs, batch.attention_mask, batch.text_ids).float().cpu()
                 if name not in logits_by_model:
                     total = len(ids) if offsets is None else int(offsets[-1])
                     logits_by_model[name] = np.zeros((total, logits.shape[-1]), dtype=np.float32)
                 if offsets is None:
                     logits_by_model[name][batch.rows] = logits.numpy()
                 else:
-                    _scatter(logits_by_model[name], logits[batch.mask.cpu() > 0].numpy(), offsets, batch.rows)
+                    _scatter(logits_by_model[name], logits[batch.attention_mask.cpu()].numpy(), offsets, batch.rows)
             advance(len(batch.rows))
             del batch  # so that its memory is freed before the next one is made
     total = len(ids) if offsets is None else int(offsets[-1])

@@ -40,7 +40,7 @@ def test_rows_of_the_comparison(finished):
     assert names[1:6] == [
         "learned",
         "adapter:size=8,token_pooling=max",
-        "last",
+        "bert-head",
         "learned:layers=last",
         "adapter:layers=last,size=8,token_pooling=max",
     ]

@@ -120,7 +120,7 @@ def test_fractions_and_heads_are_searched(experiment, tmp_path):
     found = search(made, trials=10, together=10, space=SPACE, root=tmp_path)
     tried = [row["setting"] for row in found.history]
     assert {each["fraction"] for each in tried} == {0.0, 0.5}
-    assert {each["head"].split(":")[0] for each in tried} == {"learned", "adapter", "last"}
+    assert {each["head"].split(":")[0] for each in tried} == {"learned", "adapter", "bert-head"}
     for each in tried:
         assert ("token_pooling=mean" in each["head"]) or not each["head"].startswith("learned")
         assert ("size=" in each["head"]) == each["head"].startswith("adapter")

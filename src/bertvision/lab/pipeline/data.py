@@ -140,8 +140,6 @@ def find_task(experiment: Experiment) -> Task:
 
 def load_data(experiment: Experiment) -> ExperimentData:
     """Load the data, hold out validation before anything is trained, and tokenize."""
-    trained = [HeadConfig.parse(spec) for spec in experiment.heads]  # a misspelt name should not cost a fine-tuning
-    auxiliary_head = HeadConfig.parse(experiment.auxiliary_head) if experiment.auxiliary_head else None
     lookup(MODES, experiment.states, "source of states")
     lookup(FORMATS, experiment.store.dtype, "type of stored states")
     if not 0 < experiment.labels <= 1:
@@ -150,8 +148,10 @@ def load_data(experiment: Experiment) -> ExperimentData:
         )
     task = find_task(experiment)
     precision = devices.resolve_precision(experiment.precision)
-    trained = trained or list(heads.DEFAULT_HEADS[task.kind].values())
-    auxiliary_head = auxiliary_head or heads.AUXILIARY_HEADS[task.kind]
+    trained = heads.resolve_heads(experiment.heads, task.kind)
+    auxiliary_head = heads.AUXILIARY_HEADS[task.kind]
+    if experiment.auxiliary_head:
+        auxiliary_head = HeadConfig.parse(experiment.auxiliary_head, task.kind)
     _check_encodings(trained, auxiliary_head, task)
     specs = [str(config) for config in trained]
     experiment = replace(experiment, heads=specs, auxiliary_head=str(auxiliary_head), precision=precision)

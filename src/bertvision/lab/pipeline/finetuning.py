@@ -22,7 +22,14 @@ from bertvision.encoders import (
 )
 from bertvision.errors import BertVisionError
 from bertvision.files import atomic_directory, file_lock, load_tensors, read_json, save_tensors, value_hash, write_json
-from bertvision.heads import BertHead, build_head, load_head_weights, set_training_precision, upgrade_state_dict
+from bertvision.heads import (
+    BERT_HEAD,
+    BertHead,
+    build_head,
+    load_head_weights,
+    set_training_precision,
+    upgrade_state_dict,
+)
 from bertvision.lab.experiment import FRACTION, Experiment, TrainingConfig
 from bertvision.lab.pipeline.data import ExperimentData, fingerprint
 from bertvision.records import CheckpointRecord
@@ -71,7 +78,7 @@ def finetune(data: ExperimentData, root: Path) -> CheckpointSet:
         "precision": experiment.precision,
         "embeddings": "of the words that occur",  # a state saved when all were trained does not fit
     }
-    if experiment.auxiliary_head != "last":
+    if experiment.auxiliary_head != BERT_HEAD:
         settings |= {"auxiliary_head": experiment.auxiliary_head, "head_rate": data.heads.learning_rate}
     if experiment.frozen:
         settings |= {"frozen": experiment.frozen}
@@ -103,7 +110,7 @@ def _with_auxiliary_head(
 ) -> EncoderWithHead | TwoHeadModel:
     """Return what is to be trained: BERT alone, or with a head beside its own."""
     config = data.auxiliary_head
-    if config.name == "last":
+    if config.name == BERT_HEAD:
         return bert
     auxiliary_head = set_training_precision(data.experiment.precision, build_head(config, data.shape(bert.encoder)))
     return TwoHeadModel(bert, auxiliary_head, data.heads.learning_rate / optim.learning_rate)

@@ -15,6 +15,7 @@ from bertvision import distributed
 from bertvision.errors import BertVisionError
 from bertvision.files import file_lock, value_hash
 from bertvision.heads import (
+    BERT_HEAD,
     HeadConfig,
     LayerSelect,
     build_for_view,
@@ -204,11 +205,11 @@ def _with_controls(configs: Sequence[HeadConfig], controls: bool) -> dict[HeadCo
     """Name every head to be trained, with its kind: heads as asked for, then their controls."""
     kinds = dict.fromkeys(configs, "head")
     if controls:
-        retrained = HeadConfig("last")
+        retrained = HeadConfig(BERT_HEAD)
         added = [retrained, *(config.last_layer_only() for config in configs)]
         kinds |= {config: "control" for config in added if config not in kinds} | {retrained: "control"}
     # BERT's kind of head reads one layer anyway, so it is its own control.
-    return {config: kind for config, kind in kinds.items() if config.name != "last" or config.layers != "last"}
+    return {config: kind for config, kind in kinds.items() if config.name != BERT_HEAD or config.layers != "last"}
 
 
 def _head_directory(data: ExperimentData, checkpoint: Checkpoint, config: HeadConfig, start: Run | None) -> str:

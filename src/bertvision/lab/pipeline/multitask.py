@@ -78,11 +78,11 @@ class MultiTaskModel(nn.Module):
         self.at = 0
         """The task of the last batch, whose loss is due."""
 
-    def forward(self, tokens: dict[str, Tensor], mask: Tensor) -> Tensor:
+    def forward(self, tokens: dict[str, Tensor], attention_mask: Tensor) -> Tensor:
         """Tokens of one task -> its logits."""
         self.at = int(tokens[TASK][0])
         rest = {name: value for name, value in tokens.items() if name != TASK}
-        return self.heads[self.at](self.encoder.last(rest, mask), mask)
+        return self.heads[self.at](self.encoder.last(rest, attention_mask), attention_mask)
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ def state_request(data: ExperimentData, checkpoint: Checkpoint, name: str, view:
         "max_tokens": data.max_tokens,
         "precision": experiment.precision,
     }
-    if features.seconds is not None:
+    if features.second_text_starts is not None:
         identity["texts"] = 2
     if view.pooled:
         identity["pooler"] = value_hash([tensor.tolist() for tensor in checkpoint.last.state_dict().values()])
@@ -61,7 +61,10 @@ def state_request(data: ExperimentData, checkpoint: Checkpoint, name: str, view:
     return StateRequest(
         source=checkpoint.stream(data.ordered(split), view),
         rows=RowTable(
-            lengths=stored_lengths(split, view), labels=features.labels, ids=features.ids, seconds=features.seconds
+            lengths=stored_lengths(split, view),
+            labels=features.labels,
+            ids=features.ids,
+            second_text_starts=features.second_text_starts,
         ),
         width=checkpoint.encoder.width,
         place=place / (name if experiment.store.directory else f"{name}-{experiment.store.dtype}-{key}"),

@@ -19,7 +19,7 @@ from bertvision import distributed
 from bertvision.encoders import load_encoder_info
 from bertvision.errors import BertVisionError, lookup
 from bertvision.files import atomic_write, file_lock, value_hash, write_json
-from bertvision.heads import HeadConfig, select_layers
+from bertvision.heads import resolve_heads, select_layers
 from bertvision.lab import cluster, pipeline
 from bertvision.lab.experiment import Experiment, overlay
 from bertvision.lab.experiment import check as check_settings
@@ -137,8 +137,8 @@ def _base(experiment: Experiment, what: str) -> Experiment:
     if what != "head":
         return experiment
     at = sorted(set(experiment.head_fractions or experiment.fractions))
-    heads = experiment.heads or CANDIDATES[find_task(experiment).kind]
-    heads = [str(HeadConfig.parse(spec)) for spec in heads]
+    kind = find_task(experiment).kind
+    heads = [str(config) for config in resolve_heads(experiment.heads or CANDIDATES[kind], kind)]
     # On disk the states outlive the process, are shared with others, and are the same for whoever runs best.toml.
     mode = "store" if experiment.states == "auto" else experiment.states
     return replace(experiment, heads=heads, fractions=at, head_fractions=at, extra_learning_rates=[], states=mode)

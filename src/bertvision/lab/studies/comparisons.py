@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bertvision.errors import BertVisionError
-from bertvision.heads import HEADS, required_view
+from bertvision.heads import BERT_HEAD, HEADS, required_view
 from bertvision.lab.pipeline.evaluation import finish
 from bertvision.lab.pipeline.head_training import new_head
 from bertvision.lab.pipeline.states import states
@@ -80,7 +80,7 @@ def zoo(context: StudyContext) -> StudyRows:
     specs = (
         context.heads
         if context.experiment.heads
-        else [*dict.fromkeys([*(n for n in HEADS if n != "last"), context.default])]
+        else [*dict.fromkeys([*(n for n in HEADS if n != BERT_HEAD), context.default])]
     )
     rows = [
         row

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from bertvision.heads import HeadConfig, required_view
+from bertvision.heads import BERT_HEAD, HeadConfig, required_view
 from bertvision.lab import pipeline
 from bertvision.lab.experiment import Experiment
 from bertvision.lab.extraction import make_store
@@ -94,7 +94,7 @@ class StudyContext:
     @property
     def controls(self) -> list[str]:
         """BERT's kind of head trained anew, and the default head on the last layer alone."""
-        return ["last", str(self.default_config.last_layer_only())]
+        return [BERT_HEAD, str(self.default_config.last_layer_only())]
 
     def data(self, seed: int, **changes: Any) -> ExperimentData:
         """Data and settings of a seed; tokens are the same for all."""

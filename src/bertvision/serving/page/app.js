@@ -1,32 +1,32 @@
 "use strict";
 
 const byId = (id) => document.getElementById(id);
-const make = (tag, attributes = {}, ...children) => {
-  const made = document.createElement(tag);
+const createElement = (tag, attributes = {}, ...children) => {
+  const element = document.createElement(tag);
   for (const [key, value] of Object.entries(attributes)) {
-    if (key === "class") made.className = value;
-    else if (key === "text") made.textContent = value;
-    else made.setAttribute(key, value);
+    if (key === "class") element.className = value;
+    else if (key === "text") element.textContent = value;
+    else element.setAttribute(key, value);
   }
-  made.append(...children);
-  return made;
+  element.append(...children);
+  return element;
 };
-const percent = (value) => `${(100 * value).toFixed(1)} %`;
-const size = (share) => `${100 * Math.max(0, Math.min(1, share))}%`;
-const worded = (name) => name.replaceAll("_", " ");
+const formatPercent = (value) => `${(100 * value).toFixed(1)} %`;
+const cssPercent = (share) => `${100 * Math.max(0, Math.min(1, share))}%`;
+const formatName = (name) => name.replaceAll("_", " ");
 
-const KINDS = { bert: "BERT's own head", ensemble: "Ensemble", control: "Control" };
+const KINDS = { bert: "Fine-tuned encoder", ensemble: "Ensemble", control: "Control" };
 
 let models = [];
 let current = null;
 
-function showError(sentence) {
-  const place = byId("error");
-  place.hidden = !sentence;
-  place.textContent = sentence || "";
+function showError(message) {
+  const box = byId("error");
+  box.hidden = !message;
+  box.textContent = message || "";
 }
 
-async function ask(path, options) {
+async function fetchJson(path, options) {
   let response;
   try {
     response = await fetch(path, options);
@@ -37,94 +37,95 @@ async function ask(path, options) {
   try {
     body = await response.json();
   } catch {
-    throw new Error(`The server answered with status ${response.status}, and nothing that can be read.`);
+    throw new Error(`The server returned status ${response.status} without a readable body.`);
   }
   if (!response.ok) {
-    const again = response.headers.get("retry-after");
-    const hint = response.status === 429 && again ? ` (It asks to wait ${again} s.)` : "";
-    throw new Error((body.error || `The server answered with status ${response.status}.`) + hint);
+    throw new Error(body.error || `The server returned status ${response.status}.`);
   }
   return body;
 }
 
 function chooseModel(name) {
-  current = models.find((each) => each.name === name) || models[0];
+  current = models.find((model) => model.name === name) || models[0];
   byId("model").value = current.name;
   history.replaceState(null, "", `#${encodeURIComponent(current.name)}`);
   byId("summary").textContent = current.summary;
   byId("result").hidden = true;
   showError("");
-  const before = [...byId("inputs").querySelectorAll("textarea")].map((each) => each.value);
+  const previousTexts = readTexts();
   byId("inputs").replaceChildren(
-    ...current.inputs.map((input, place) => {
-      const long = ["context", "passage"].includes(input);
-      const id = `input-${place}`;
-      const area = make("textarea", { id, name: input, rows: long ? "7" : "2", class: long ? "long" : "", required: "" });
-      area.value = before[place] || "";
-      return make("div", { class: "field" }, make("label", { for: id, text: worded(input) }), area);
+    ...current.inputs.map((input, index) => {
+      const isLong = ["context", "passage"].includes(input);
+      const id = `input-${index}`;
+      const area = createElement("textarea", { id, name: input, rows: isLong ? "7" : "2", class: isLong ? "long" : "", required: "" });
+      area.value = previousTexts[index] || "";
+      return createElement("div", { class: "field" }, createElement("label", { for: id, text: formatName(input) }), area);
     }),
   );
   byId("examples").replaceChildren(
     ...current.examples.map((example) => {
-      const chip = make("button", { type: "button", text: example.title });
-      chip.addEventListener("click", () => {
+      const button = createElement("button", { type: "button", text: example.title });
+      button.addEventListener("click", () => {
         fillIn(example.texts);
         submit();
       });
-      return chip;
+      return button;
     }),
   );
   const about = [
     ["head", current.head],
     ["parameters", current.parameters.toLocaleString("en")],
-    ["backbone", `${current.backbone}, fine-tuned for ${current.fraction} epochs`],
-    ["score on dev", Object.entries(current.score).map(([key, value]) => `${worded(key)} ${value.toFixed(2)}`).join(", ")],
-    ["reads", `${current.max_tokens} tokens a window`],
+    ["encoder", `${current.encoder}, fine-tuned for ${current.fraction} epochs`],
+    ["scores on dev", Object.entries(current.score).map(([key, value]) => `${formatName(key)} ${value.toFixed(2)}`).join(", ")],
+    ["maximum length", `${current.max_tokens} tokens per window`],
     ["runs on", current.runs_on],
     ["forward passes", String(current.passes)],
   ];
-  byId("about").replaceChildren(...about.flatMap(([key, value]) => [make("dt", { text: key }), make("dd", { text: value })]));
+  byId("about").replaceChildren(...about.flatMap(([key, value]) => [createElement("dt", { text: key }), createElement("dd", { text: value })]));
+}
+
+function readTexts() {
+  return [...byId("inputs").querySelectorAll("textarea")].map((area) => area.value);
 }
 
 function fillIn(texts) {
-  byId("inputs").querySelectorAll("textarea").forEach((area, place) => { area.value = texts[place] || ""; });
+  byId("inputs").querySelectorAll("textarea").forEach((area, index) => { area.value = texts[index] || ""; });
 }
 
-function bars(rows) {
-  return make("ul", { class: "bars" }, ...rows.map(([name, value]) => {
-    const fill = make("div", { class: "fill" });
-    fill.style.width = size(value);
-    return make("li", {},
-      make("span", { class: "name", text: worded(name) }),
-      make("div", { class: "track", "aria-hidden": "true" }, fill),
-      make("span", { class: "number", text: percent(value) }));
+function createBars(rows) {
+  return createElement("ul", { class: "bars" }, ...rows.map(([name, value]) => {
+    const fill = createElement("div", { class: "fill" });
+    fill.style.width = cssPercent(value);
+    return createElement("li", {},
+      createElement("span", { class: "name", text: formatName(name) }),
+      createElement("div", { class: "track", "aria-hidden": "true" }, fill),
+      createElement("span", { class: "number", text: formatPercent(value) }));
   }));
 }
 
 function secondBest(answer) {
-  return answer.nbest.find((each) => each.text !== answer.answer);
+  return answer.nbest.find((candidate) => candidate.text !== answer.answer);
 }
 
-function describe(answer, full) {
+function createAnswer(answer, full) {
   if (current.answers === "span") {
-    const parts = [make("p", { class: "said", text: answer.answer || "No answer" })];
-    parts.push(bars([["no answer", answer.null_probability]]));
-    if (answer.score !== null) parts.push(make("p", { class: "quiet", text: `score of the best piece ${answer.score.toFixed(2)}` }));
+    const elements = [createElement("p", { class: "prediction", text: answer.answer || "No answer" })];
+    elements.push(createBars([["no answer", answer.null_probability]]));
+    if (answer.score !== null) elements.push(createElement("p", { class: "quiet", text: `score of the best span: ${answer.score.toFixed(2)}` }));
     const second = full ? secondBest(answer) : null;
     if (second) {
-      parts.push(make("p", { class: "quiet second", text: `second best: ${second.text || "no answer"} (${percent(second.probability)})` }));
+      elements.push(createElement("p", { class: "quiet second", text: `second best: ${second.text || "no answer"} (${formatPercent(second.probability)})` }));
     }
-    return parts;
+    return elements;
   }
   if (current.answers === "class") {
-    const ranked = Object.entries(answer.probabilities).sort((one, other) => other[1] - one[1]);
-    return [make("p", { class: "said", text: worded(answer.label) }), bars(ranked)];
+    const ranked = Object.entries(answer.probabilities).sort((a, b) => b[1] - a[1]);
+    return [createElement("p", { class: "prediction", text: formatName(answer.label) }), createBars(ranked)];
   }
-  return [make("p", { class: "said", text: answer.score.toFixed(3) })];
+  return [createElement("p", { class: "prediction", text: answer.score.toFixed(3) })];
 }
 
 function showContext(answer, text) {
-  const place = byId("context");
   byId("context-block").hidden = current.answers !== "span";
   if (current.answers !== "span") return;
   // Offsets count characters; JavaScript counts UTF-16 units.
@@ -132,71 +133,70 @@ function showContext(answer, text) {
   const second = secondBest(answer);
   const marks = [];
   if (answer.answer) marks.push({ start: answer.start, end: answer.end, kind: "first" });
-  if (second && second.text && !marks.some((each) => second.start < each.end && each.start < second.end)) {
+  if (second && second.text && !marks.some((mark) => second.start < mark.end && mark.start < second.end)) {
     marks.push({ start: second.start, end: second.end, kind: "second" });
   }
-  marks.sort((one, other) => one.start - other.start);
+  marks.sort((a, b) => a.start - b.start);
   const pieces = [];
-  let at = 0;
+  let position = 0;
   for (const mark of marks) {
-    pieces.push(characters.slice(at, mark.start).join(""));
-    pieces.push(make("mark", { class: mark.kind, text: characters.slice(mark.start, mark.end).join("") }));
-    at = mark.end;
+    pieces.push(characters.slice(position, mark.start).join(""));
+    pieces.push(createElement("mark", { class: mark.kind, text: characters.slice(mark.start, mark.end).join("") }));
+    position = mark.end;
   }
-  pieces.push(characters.slice(at).join(""));
-  place.replaceChildren(...pieces);
-  byId("legend").textContent = answer.answer ? "Marked: the answer; dotted: the second best." : "No answer is given; dotted: the best piece, were there one.";
+  pieces.push(characters.slice(position).join(""));
+  byId("context").replaceChildren(...pieces);
+  byId("legend").textContent = answer.answer ? "Highlighted: the answer. Dotted: the second best." : "The model finds no answer. Dotted: the best span.";
 }
 
-const TEXTS = { apart: ", each text read by itself", both: ", the texts read together and each by itself" };
-
-function showLayers(reads) {
-  byId("layers").replaceChildren(...reads.map((read) => {
-    const strongest = read.weights ? Math.max(...read.weights) : 1;
+function showLayers(members) {
+  byId("layers").replaceChildren(...members.map((member) => {
+    const { layers, weights, pooled } = member;
+    const maximum = weights ? Math.max(...weights) : 1;
     const cells = [];
-    for (let layer = 0; layer < read.of + (read.pooled ? 1 : 0); layer += 1) {
-      const place = layer === read.of ? read.layers.length : read.layers.indexOf(layer);
-      const fill = make("div", { class: "fill" });
-      fill.style.height = size(place < 0 ? 0 : read.weights ? read.weights[place] / strongest : 1);
-      const name = layer === read.of ? "pool" : layer === 0 ? "emb" : String(layer);
-      cells.push(make("li", { "aria-hidden": "true" }, make("div", { class: "column" }, fill), make("span", { text: name })));
+    for (let layer = 0; layer < member.of + (pooled ? 1 : 0); layer += 1) {
+      const index = layer === member.of ? layers.length : layers.indexOf(layer);
+      const fill = createElement("div", { class: "fill" });
+      fill.style.height = cssPercent(index < 0 ? 0 : weights ? weights[index] / maximum : 1);
+      const name = layer === member.of ? "pool" : layer === 0 ? "emb" : String(layer);
+      cells.push(createElement("li", { "aria-hidden": "true" }, createElement("div", { class: "column" }, fill), createElement("span", { text: name })));
     }
-    const weights = read.weights ? ", weighed " + read.weights.map((each) => each.toFixed(2)).join(", ") : "";
-    const said = `${read.name}: layers ${read.layers.join(", ")} of 0 to ${read.of - 1}${read.pooled ? ", and the pooled state" : ""}${TEXTS[read.texts] || ""}${weights}`;
-    return make("div", {}, make("p", { class: "quiet", text: said }), make("ul", { class: "layers" }, ...cells));
+    const used = `${member.name}: layers ${layers.join(", ")} of 0 to ${member.of - 1}${pooled ? " and the pooler output" : ""}`;
+    const learned = weights ? `; weights ${weights.map((weight) => weight.toFixed(2)).join(", ")}` : "";
+    return createElement("div", {}, createElement("p", { class: "quiet", text: used + learned }), createElement("ul", { class: "layers" }, ...cells));
   }));
 }
 
-function showAnswer(found, texts, milliseconds) {
-  const answer = found.answers[current.name][0];
+function showResult(result, texts, milliseconds) {
+  const answer = result.answers[current.name][0];
   byId("head-title").textContent = `${KINDS[current.kind] || "Head"}: ${current.head}`;
-  byId("head-answer").replaceChildren(...describe(answer, true));
+  byId("head-answer").replaceChildren(...createAnswer(answer, true));
   byId("bert-card").hidden = !answer.bert || current.kind === "bert";
-  if (answer.bert) byId("bert-answer").replaceChildren(...describe(answer.bert, false));
+  if (answer.bert) byId("bert-answer").replaceChildren(...createAnswer(answer.bert, false));
   showContext(answer, texts[texts.length - 1]);
   showLayers(current.reads);
-  const server = 1000 * found.seconds.total;
+  const serverMilliseconds = 1000 * result.seconds.total;
   byId("timing").textContent =
-    `${milliseconds.toFixed(0)} ms here, ${server.toFixed(1)} ms in the server; ${found.tokens} tokens, ${found.passes} forward pass${found.passes === 1 ? "" : "es"}.`;
+    `${milliseconds.toFixed(0)} ms in total, ${serverMilliseconds.toFixed(1)} ms on the server; ${result.tokens} tokens, ${result.passes} forward pass${result.passes === 1 ? "" : "es"}.`;
   byId("result").hidden = false;
 }
 
 async function submit() {
-  const texts = [...byId("inputs").querySelectorAll("textarea")].map((each) => each.value);
+  const texts = readTexts();
   if (texts.some((text) => !text.trim())) {
-    showError("Every field needs a text.");
+    showError("Enter a text in every field.");
     return;
   }
   const button = byId("submit");
   button.disabled = true;
   byId("result").setAttribute("aria-busy", "true");
   showError("");
-  const began = performance.now();
+  const started = performance.now();
   try {
-    const item = Object.fromEntries(current.inputs.map((name, place) => [name, texts[place]]));
+    const item = Object.fromEntries(current.inputs.map((name, index) => [name, texts[index]]));
     const body = JSON.stringify({ items: [item], models: [current.name], nbest: 5, bert: true });
-    const found = await ask("/v1/predict", { method: "POST", headers: { "Content-Type": "application/json" }, body });
-    showAnswer(found, texts, performance.now() - began);
+    const result = await fetchJson("/v1/predict", { method: "POST", headers: { "Content-Type": "application/json" }, body });
+    showResult(result, texts, performance.now() - started);
   } catch (error) {
     byId("result").hidden = true;
     showError(error.message);
@@ -206,22 +206,20 @@ async function submit() {
   }
 }
 
-async function begin() {
+async function start() {
   byId("form").addEventListener("submit", (event) => { event.preventDefault(); submit(); });
   byId("form").addEventListener("keydown", (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); submit(); }
   });
   byId("model").addEventListener("change", (event) => chooseModel(event.target.value));
   try {
-    const found = await ask("/v1/models");
-    models = found.models;
-    byId("note").textContent = found.note;
+    models = (await fetchJson("/v1/models")).models;
   } catch (error) {
     showError(error.message);
     return;
   }
-  byId("model").replaceChildren(...models.map((each) => make("option", { value: each.name, text: each.name })));
+  byId("model").replaceChildren(...models.map((model) => createElement("option", { value: model.name, text: model.name })));
   chooseModel(decodeURIComponent(location.hash.slice(1)));
 }
 
-begin();
+start();
