@@ -23,6 +23,7 @@ from bertvision.heads.config import (
     split_specs,
 )
 from bertvision.heads.head import BertHead, Head, LayerSelect
+from bertvision.heads.input_spec import InputSpec, input_spec_of
 from bertvision.heads.layer_selection import select_layers
 from bertvision.heads.legacy import load_head_weights, upgrade_state_dict
 from bertvision.heads.table import HEADS, register_head
@@ -39,12 +40,14 @@ __all__ = [
     "BertHead",
     "Head",
     "HeadConfig",
+    "InputSpec",
     "LayerSelect",
     "build_for_view",
     "build_head",
     "count_parameters",
     "default_head",
     "expand",
+    "input_spec_of",
     "load_head_weights",
     "options_of",
     "register_head",

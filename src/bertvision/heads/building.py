@@ -10,6 +10,7 @@ from bertvision.errors import BertVisionError
 from bertvision.heads.config import HeadConfig
 from bertvision.heads.head import Head, LayerSelect
 from bertvision.heads.head_ensemble import HeadEnsemble
+from bertvision.heads.input_spec import input_spec_of, shared_input_spec
 from bertvision.heads.layer_selection import select_layers
 from bertvision.heads.table import HEADS
 from bertvision.types import HeadShape, StateView
@@ -41,16 +42,17 @@ def _layers_read(config: HeadConfig, shape: HeadShape) -> list[list[int]]:
 
 
 def set_training_precision(precision: str, head: nn.Module) -> nn.Module:
-    """Let a head learn with products of this precision, where it is bfloat16; it answers in float32 in any case."""
+    """Let the built-in heads train in bfloat16 if that is the precision, else in float32. Logits stay float32."""
+    dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
     for part in head.modules():
         if isinstance(part, Head):
-            part.halved = precision == "bfloat16"
+            part.input_spec = replace(part.input_spec, dtype=dtype)
     return head
 
 
 def training_dtype(models: Iterable[nn.Module]) -> torch.dtype:
-    """The type of states that these heads learn from: float32 unless all of them round to bfloat16 anyway."""
-    return torch.bfloat16 if all(model.halved for model in models) else torch.float32
+    """Return the type of hidden states that these heads are trained on together."""
+    return shared_input_spec(models).dtype
 
 
 def build_for_view(config: HeadConfig, shape: HeadShape, view: StateView) -> nn.Module:
@@ -73,7 +75,7 @@ def required_view(configs: Iterable[HeadConfig], shape: HeadShape) -> StateView:
         layers |= {number for chosen in _layers_read(config, shape) for number in chosen if number < shape.own_layers}
         pooled |= config.pooler_output
         with torch.device("meta"):
-            first = first and bool(build_head(config, shape).reads_first)
+            first = first and input_spec_of(build_head(config, shape)).tokens == "cls"
     return StateView(layers=tuple(sorted(layers)), pooled=pooled, first=first)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from bertvision.errors import BertVisionError, lookup
 from bertvision.heads import legacy
+from bertvision.heads.input_spec import input_spec_of
 from bertvision.heads.table import HEADS
 from bertvision.heads.token_pooling import TOKEN_POOLINGS
 
@@ -171,10 +172,12 @@ COMMON_OPTIONS: dict[str, Any] = {"token_pooling": "cls", "dropout": 0.0}
 
 def options_of(name: str) -> dict[str, Any]:
     """Return the options of a head, with their defaults."""
-    parameters = list(signature(lookup(HEADS, name, "head").build).parameters.values())[1:]
+    build = lookup(HEADS, name, "head").build
+    parameters, spec = list(signature(build).parameters.values())[1:], input_spec_of(build)
     passes_on = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters)
     named = {each.name: each.default for each in parameters if each.kind is not Parameter.VAR_KEYWORD}
     options = (COMMON_OPTIONS if passes_on else {}) | named | WRAPPER_OPTIONS
+    options |= {"layers": spec.layers, "encoding": spec.encoding}
     if name == BERT_HEAD:
         del options["encoding"]  # it reads [CLS], which belongs to the first text in a bi-encoding
     return options

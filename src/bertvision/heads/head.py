@@ -1,4 +1,4 @@
-"""The shape nearly every head has, and BERT's own."""
+"""The structure that most heads share, BERT's own kind of head, and the selection of layers."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -7,22 +7,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bertvision.heads.input_spec import InputSpec, input_spec_of
 from bertvision.heads.token_pooling import ClsPooling, build_token_pooling
 from bertvision.types import HeadShape, StateView, call_head
 
 
 class Head(nn.Module):
-    """Turn the hidden states of every layer into logits.
+    """A head of four parts that turns the hidden states of all layers into logits.
 
-    adapter   (B, L, T, W) -> (B, L, T, A)    narrow each layer; optional
-    layer_pooling    (B, L, T, A) -> (B, T, F)       merge the layers; the part under study
-    skip    (B, T, F)    -> (B, T, F + W)   put the last layer back; optional
-    gather  (B, T, F)    -> (B, F)          merge the tokens; sentence tasks only
-    classifier    (B, .., F)   -> (B, .., C)
+    adapter          (B, L, T, W) -> (B, L, T, A)    reduce the width of each layer; optional
+    layer_pooling    (B, L, T, A) -> (B, T, F)       merge the layers
+    skip             (B, T, F)    -> (B, T, F + W)   concatenate the last layer; optional
+    token_pooling    (B, T, F)    -> (B, F)          merge the tokens, unless logits are per token
+    classifier       (B, .., F)   -> (B, .., C)
+
+    In training, adapter and layer pooling compute in `input_spec.dtype`. Logits are always float32.
     """
-
-    halved = False
-    """Whether training multiplies in bfloat16 up to the gather. Answers are always float32."""
 
     def __init__(
         self,
@@ -40,14 +40,16 @@ class Head(nn.Module):
         self.layer_pooling = layer_pooling
         self.skip = skip
         features = self._features()
-        made = build_token_pooling(token_pooling, shape, features)  # for spans too: a misspelt option is a mistake
-        self.token_pooling = nn.Identity() if shape.per_token else made
+        pooling = build_token_pooling(token_pooling, shape, features)  # per token too: a misspelt name is an error
+        self.token_pooling = nn.Identity() if shape.per_token else pooling
+        reads_cls = isinstance(self.token_pooling, ClsPooling) and not getattr(layer_pooling, "mixes_tokens", False)
+        self.input_spec = InputSpec(tokens="cls" if reads_cls else "all")
         self.dropout = nn.Dropout(dropout)
-        self.classifier = nn.Linear(self._gathered(features), shape.outputs)
+        self.classifier = nn.Linear(self._pooled_features(features), shape.outputs)
 
     def forward(self, hidden: Tensor, attention_mask: Tensor, text_ids: Tensor | None = None) -> Tensor:
         """Compute logits. Hidden states (B, L, T, W), mask and text ids (B, T) -> (B, T, C) or (B, C)"""
-        if self.reads_first:  # the other tokens would be computed and thrown away
+        if self.input_spec.tokens == "cls":  # the other tokens would be computed and thrown away
             hidden, attention_mask, text_ids = hidden[:, :, :1], attention_mask[:, :1], None
         hidden = self.take(hidden)
         with self.products(hidden):
@@ -60,17 +62,15 @@ class Head(nn.Module):
         return x if self.shape.per_token else call_head(self.token_pooling, x, attention_mask, text_ids)
 
     def products(self, hidden: Tensor) -> AbstractContextManager[Any]:
-        """Multiply as `halved` says."""
-        return torch.autocast(hidden.device.type, torch.bfloat16) if self.halved and self.training else nullcontext()
+        """Return the context in which adapter and layer pooling are computed."""
+        dtype = self.input_spec.dtype
+        reduced = self.training and dtype != torch.float32
+        return torch.autocast(hidden.device.type, dtype) if reduced else nullcontext()
 
     def take(self, hidden: Tensor) -> Tensor:
-        """Return the states in the type that it computes in."""
-        return hidden.to(torch.bfloat16 if self.halved and self.training else self.classifier.weight.dtype)
-
-    @property
-    def reads_first(self) -> bool:
-        """Whether [CLS] is all that it looks at."""
-        return isinstance(self.token_pooling, ClsPooling) and not getattr(self.layer_pooling, "mixes_tokens", False)
+        """Return the hidden states in the type that the head computes in."""
+        weight, dtype = self.classifier.weight.dtype, self.input_spec.dtype
+        return hidden.to(dtype if self.training and dtype != torch.float32 else weight)
 
     def _represent(self, hidden: Tensor, attention_mask: Tensor) -> Tensor:
         x = self.layer_pooling(self.adapter(hidden), attention_mask)
@@ -78,29 +78,28 @@ class Head(nn.Module):
 
     @torch.no_grad()
     def _features(self) -> int:
-        """Measure F with a probe of one token, so that no layer_pooling has to compute it."""
-        self.eval()  # the probe must not move batch-norm statistics
+        """Measure F with one token of zeros."""
+        self.eval()  # so that batch norm does not update its statistics
         probe = torch.zeros(1, self.shape.layers, 1, self.shape.width)
         features = self._represent(probe, torch.ones(1, 1, dtype=torch.bool)).shape[-1]
         self.train()
         return features
 
     @torch.no_grad()
-    def _gathered(self, features: int) -> int:
-        """How many features leave the gather when `features` enter it."""
+    def _pooled_features(self, features: int) -> int:
+        """Measure the number of features after token pooling."""
         if self.shape.per_token:
             return features
         return self.token_pooling(torch.zeros(1, 1, features), torch.ones(1, 1, dtype=torch.bool)).shape[-1]
 
 
 class BertHead(nn.Module):
-    """BERT's own head: last layer -> linear; for sentences [CLS] -> pooler -> tanh -> linear."""
-
-    halved = False
+    """BERT's own kind of head: a linear layer on the last layer, for sentence tasks after [CLS] and BERT's pooler."""
 
     def __init__(self, shape: HeadShape, *, dropout: float = 0.1):
         super().__init__()
         self.shape = shape
+        self.input_spec = InputSpec(layers="last", tokens="all" if shape.per_token else "cls")
         if not shape.per_token:
             self.pooler = nn.Linear(shape.width, shape.width)
             self.dropout = nn.Dropout(dropout)
@@ -116,11 +115,6 @@ class BertHead(nn.Module):
         if self.shape.per_token:
             return self.classifier(last)
         return self.classifier(self.dropout(self.pooler_output(last)))
-
-    @property
-    def reads_first(self) -> bool:
-        """Whether [CLS] is all that it looks at."""
-        return not self.shape.per_token
 
     def pooler_output(self, last: Tensor) -> Tensor:
         """Return BERT's pooled [CLS]. (B, T, W) -> (B, W)"""
@@ -141,14 +135,9 @@ class LayerSelect(nn.Module):
         return call_head(self.head, hidden[:, self.layers], attention_mask, text_ids)
 
     @property
-    def reads_first(self) -> bool:
-        """Whether [CLS] is all that it looks at."""
-        return bool(self.head.reads_first)
-
-    @property
-    def halved(self) -> bool:
-        """Whether training multiplies in bfloat16 whatever it is shown."""
-        return bool(self.head.halved)
+    def input_spec(self) -> InputSpec:
+        """The input specification of the head."""
+        return input_spec_of(self.head)
 
     def through(self, view: StateView, layers: int) -> "LayerSelect":
         """Find the chosen layers in states that are a view of `layers` layers."""

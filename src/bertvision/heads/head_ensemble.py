@@ -9,6 +9,7 @@ from bertvision import cpu_optimizations
 from bertvision.cpu_optimizations.merged_heads import forward_members
 from bertvision.heads.adapters import Adapter
 from bertvision.heads.head import Head
+from bertvision.heads.input_spec import InputSpec, shared_input_spec
 from bertvision.heads.layer_pooling import ConcatLayers
 from bertvision.types import call_head
 
@@ -30,20 +31,15 @@ class HeadEnsemble(nn.Module):
         if self.can_merge and cpu_optimizations.enabled():
             logits = forward_members([*self.members], hidden, attention_mask, text_ids)
         else:
-            if isinstance(first := self.members[0], Head) and not self.reads_first:
+            if isinstance(first := self.members[0], Head) and self.input_spec.tokens == "all":
                 hidden = first.take(hidden)  # converted once for all members
             logits = [call_head(member, hidden, attention_mask, text_ids) for member in self.members]
         return logits if self.training else torch.stack(logits).mean(dim=0)
 
     @property
-    def reads_first(self) -> bool:
-        """Whether [CLS] is all that they look at."""
-        return all(bool(member.reads_first) for member in self.members)
-
-    @property
-    def halved(self) -> bool:
-        """Whether training multiplies in bfloat16 whatever they are shown."""
-        return all(bool(member.halved) for member in self.members)
+    def input_spec(self) -> InputSpec:
+        """The input specification that the members share."""
+        return shared_input_spec(self.members)
 
 
 def _can_merge(head: Head) -> bool:
@@ -55,5 +51,5 @@ def _can_merge(head: Head) -> bool:
         and isinstance(head.layer_pooling, ConcatLayers)
         and not head.skip
         and not head.dropout.p
-        and not head.reads_first
+        and head.input_spec.tokens == "all"
     )
