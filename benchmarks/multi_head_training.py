@@ -74,7 +74,7 @@ def main() -> None:
     data = load_data(make(task="stsb", source="registry", limit=given.rows, limit_dev=8))
     encoder = load_encoder("minilm").encoder.eval().requires_grad_(False)
     tokens = data.shuffled(replace(data.heads, batch_size=OPTIM.batch_size))
-    states = ComputedStates(encoder, tokens, StateView(layers=tuple(range(encoder.layers))))
+    states = ComputedStates(encoder, tokens, StateView(cross_layers=tuple(range(encoder.num_layers))))
     compare("pooling and adapters", data, states, POOLING_AND_ADAPTERS, encoder)
     if given.cnn:
         family = [name for name in HEADS if ("cnn" in name or "ception" in name) and "dropout" not in name]

@@ -4,7 +4,7 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -210,8 +210,8 @@ def probe(data: ExperimentData, cell: dict, meter: Meter, features: Callable[[Te
 
     def read(name: str) -> np.ndarray:
         split = getattr(data, name)
-        stream = ComputedStates(encoder, data.ordered(split), StateView(layers=(encoder.layers - 1,)))
-        found = np.empty((len(split.features), encoder.width), dtype=np.float32)
+        stream = ComputedStates(encoder, data.ordered(split), StateView(cross_layers=(encoder.num_layers - 1,)))
+        found = np.empty((len(split.features), encoder.hidden_size), dtype=np.float32)
         for batch in stream.epoch(0):
             found[batch.rows] = features(batch.inputs[:, 0], batch.attention_mask).numpy()
         return found
@@ -229,8 +229,8 @@ def embedding(data: ExperimentData, cell: dict, meter: Meter) -> Outcome:
         examples = [replace(each, texts=(each.texts[side],)) for each in getattr(data, name).examples]
         features = data.task.encode(examples, data.tokenizer, data.max_tokens)
         split = replace(getattr(data, name), features=features)
-        stream = ComputedStates(encoder, data.ordered(split), StateView(layers=(encoder.layers - 1,)))
-        found = np.empty((len(examples), encoder.width), dtype=np.float32)
+        stream = ComputedStates(encoder, data.ordered(split), StateView(cross_layers=(encoder.num_layers - 1,)))
+        found = np.empty((len(examples), encoder.hidden_size), dtype=np.float32)
         for batch in stream.epoch(0):
             found[batch.rows] = nn.functional.normalize(mean(batch.inputs[:, 0], batch.attention_mask), dim=-1).numpy()
         return found
@@ -251,13 +251,14 @@ def embedding(data: ExperimentData, cell: dict, meter: Meter) -> Outcome:
 class Whole(nn.Module):
     """A backbone with a head that reads these of its layers."""
 
-    def __init__(self, encoder: Encoder, head: nn.Module, layers: Sequence[int]):
+    def __init__(self, encoder: Encoder, head: nn.Module, view: StateView):
         super().__init__()
-        self.encoder, self.head, self.layers = encoder, head, layers
+        self.encoder, self.head, self.view = encoder, head, view
 
     def forward(self, tokens: dict[str, Tensor], attention_mask: Tensor, text_ids: Tensor | None = None) -> Tensor:
         """Tokens -> logits."""
-        hidden = self.encoder(tokens, attention_mask, text_ids, self.layers)
+        layers = {"cross_layers": self.view.cross_layers, "bi_layers": self.view.bi_layers}
+        hidden = self.encoder(tokens, attention_mask, text_ids, **layers)
         return call_head(self.head, hidden, attention_mask, text_ids)
 
 
@@ -296,7 +297,7 @@ def bertvision(data: ExperimentData, cell: dict, meter: Meter) -> Outcome:
         with meter.stage("control"):
             only = learn(control)
         batches["dev"] = states(data, checkpoint, "dev", view, data.ordered(data.dev), print)
-        bert = heads.LayerSelect(checkpoint.last, [checkpoint.encoder.layers - 1], view.layers)
+        bert = heads.LayerSelect(checkpoint.last, StateView(cross_layers=(checkpoint.encoder.num_layers - 1,)), view)
         models = {"model": train_state.model, "control": only.model, "bert": bert}
         found = {name: data.predict(models, batches[name], getattr(data, name), name) for name in ("validation", "dev")}
     for each in found.values():
@@ -304,9 +305,7 @@ def bertvision(data: ExperimentData, cell: dict, meter: Meter) -> Outcome:
     trainable = sum(p.numel() for p in train_state.model.parameters())
     kept = 4 * (sum(p.numel() for p in checkpoint.encoder.parameters()) + trainable)
     extra = {"best_epoch": train_state.best_epoch, "head": spec}
-    return Outcome(
-        lambda name: found[name], trainable, kept, Whole(checkpoint.encoder, train_state.model, view.layers), extra
-    )
+    return Outcome(lambda name: found[name], trainable, kept, Whole(checkpoint.encoder, train_state.model, view), extra)
 
 
 METHODS: dict[str, Callable[[ExperimentData, dict, Meter], Outcome]] = {
@@ -367,11 +366,11 @@ def run(cell: dict, cells: Cells, key: str, data_dir: str, rows: int, dev_rows: 
         return
     scores, compared = {}, {}
     for name, predictions in outcome.predict("dev").items():
-        chosen = task.tune(validation[name], data.validation.features, data.validation.examples)
-        outcomes = task.outcomes(task.answers(predictions, split.features, chosen), split.examples)
+        chosen = task.fit_decoding(validation[name], data.validation.features, data.validation.examples)
+        outcomes = task.outcomes(task.decode(predictions, split.features, chosen), split.examples)
         compared[name] = np.float32(outcomes).round(4)
         graded = list(validation_score(data, data.validation, validation[name]))
-        scores[name] = task.summarize(outcomes) | {"grade": graded}
+        scores[name] = task.compute_metrics(outcomes) | {"grade": graded}
     found |= {
         "primary": task.primary,
         "score": scores["model"][task.primary],

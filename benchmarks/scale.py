@@ -83,10 +83,10 @@ def measure(given: argparse.Namespace) -> None:
     """Print unit costs of this machine."""
     device, loaded = devices.device(), load_encoder(given.encoder, given.precision)
     encoder = loaded.encoder
-    layers, width = encoder.layers - 1, encoder.width
+    layers, width = encoder.num_layers - 1, encoder.hidden_size
     parameters = sum(p.numel() for n, p in encoder.named_parameters() if "embeddings" not in n)
     encoder = EncoderCost(layers, width, parameters)
-    shape = HeadShape(layers=encoder.layers, tokens=given.length, width=width, outputs=2, per_token=True)
+    shape = HeadShape(num_layers=layers + 1, max_tokens=given.length, hidden_size=width, num_outputs=2, per_token=True)
     reader = EncoderWithHead(encoder, BertHead(shape)).to(device)
     inputs = {"input_ids": torch.randint(1000, 2000, (given.rows, given.length), device=device)}
     mask = torch.ones(given.rows, given.length, dtype=torch.bool, device=device)

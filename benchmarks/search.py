@@ -20,9 +20,9 @@ from typing import Any
 
 from bertvision import heads
 from bertvision.lab import pipeline
+from bertvision.lab.benchmarks import TASKS
 from bertvision.lab.experiment import Experiment, make
 from bertvision.lab.search import Setting, search
-from bertvision.tasks import TASKS
 
 
 def race(given: argparse.Namespace) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def pays(given: argparse.Namespace) -> dict[str, Any]:
 
 def _default(experiment: Experiment, root: Path) -> tuple[float, float]:
     """The default head on the same states; validation and dev."""
-    default = replace(experiment, heads=[str(heads.default_head(TASKS[experiment.task].kind))], states="store")
+    default = replace(experiment, heads=[str(heads.default_head(TASKS[experiment.task].example_kind))], states="store")
     best = pipeline.run(default, root=root).best
     return best.validation_score[0], best.primary_score
 

@@ -279,9 +279,7 @@ def onnx(report: Report, predictor: TrainedModel, short: list[str], place: Path)
     (parity,) = export_onnx([predictor], place, [examples])
     exported = load_all([place])[0]
     eager, fast = (latency(each.predict, short, 300) for each in (predictor, exported))
-    note = (
-        f"{eager * 1e3:.1f} against {fast * 1e3:.1f} ms; {parity.agreement:.1f} % of {parity.rows} answers equal"
-    )
+    note = f"{eager * 1e3:.1f} against {fast * 1e3:.1f} ms; {parity.agreement:.1f} % of {parity.rows} answers equal"
     report.add("ONNX at batch 1: against eager torch", eager / fast, 1.3, True, note)
 
 

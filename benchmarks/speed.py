@@ -63,7 +63,7 @@ def measure(given: argparse.Namespace) -> dict[str, float]:
         list(extraction.extract(stored, Path(place), ["train"], texts="cross"))
         extracting = time.perf_counter() - began
         peaks.append(peak(experiment.precision))
-    width, layers = checkpoint.encoder.width, checkpoint.encoder.layers - 1
+    width, layers = checkpoint.encoder.hidden_size, checkpoint.encoder.num_layers - 1
     forward = {split: work(data, split, width, layers) for split in ("train", "validation", "dev")}
     return {
         "peak": max(peaks),

@@ -49,8 +49,8 @@ class TrialRunner:
         experiment = make(task="squad2", encoder=given.encoder, fractions=[0.0], **settings)
         self.data = load_data(experiment)
         self.checkpoint = open_checkpoint(self.data, finetune(self.data, scratch / "runs"), 0.0)
-        self.view = StateView(layers=tuple(range(self.checkpoint.encoder.layers)))
-        self.width = self.checkpoint.encoder.width
+        self.view = StateView(cross_layers=tuple(range(self.checkpoint.encoder.num_layers)))
+        self.width = self.checkpoint.encoder.hidden_size
 
     def extracted(
         self, name: str, type: str, data: ExperimentData | None = None, checkpoint: Checkpoint | None = None
@@ -69,7 +69,7 @@ def size(runner: TrialRunner) -> dict[str, Any]:
     """Bytes against padded float32 at the task's maximum length."""
     lengths = np.concatenate([getattr(runner.data, name).features.lengths for name in ("train", "validation", "dev")])
 
-    padded = len(lengths) * runner.data.max_tokens * runner.view.channels * runner.width * 4
+    padded = len(lengths) * runner.data.max_tokens * runner.view.num_channels * runner.width * 4
     found = {
         type: padded / Layout(type=type, view=runner.view, width=runner.width, lengths=lengths).bytes
         for type in FORMATS
@@ -84,13 +84,13 @@ def agreement(runner: TrialRunner) -> dict[str, Any]:
     chosen_on = data.validation
     stored = StoredStates(runner.extracted("validation", "float32"), data.ordered(chosen_on).plan)
     predictions = data.predict({"head": head}, stored, chosen_on, "validation")["head"]
-    settings = task.tune(predictions, chosen_on.features, chosen_on.examples)
+    settings = task.fit_decoding(predictions, chosen_on.features, chosen_on.examples)
     found: dict[str, Any] = {"validation_f1": score}
     exact: dict[str, Any] = {}
     for type in FORMATS:
         stored = StoredStates(runner.extracted("dev", type), data.ordered(split).plan)
         predictions = data.predict({"head": head}, stored, split, type)["head"]
-        answers = task.answers(predictions, split.features, settings)
+        answers = task.decode(predictions, split.features, settings)
         texts = {key: answer.text for key, answer in answers.items()}
         exact = exact or texts
         same = float(np.mean([exact[key] == text for key, text in texts.items()]))
@@ -152,8 +152,8 @@ def _score(data: ExperimentData, runner: TrialRunner, head: nn.Module, type: str
         split = getattr(data, name)
         stored = StoredStates(runner.extracted(name, type, data, checkpoint), data.ordered(split).plan)
         found[name] = data.predict({"head": head}, stored, split, name)["head"]
-    settings = task.tune(found["validation"], data.validation.features, data.validation.examples)
-    answers = task.answers(found["dev"], data.dev.features, settings)
+    settings = task.fit_decoding(found["validation"], data.validation.features, data.validation.examples)
+    answers = task.decode(found["dev"], data.dev.features, settings)
     return task.score(answers, data.dev.examples)[task.primary]
 
 
@@ -283,7 +283,7 @@ def original(runner: TrialRunner) -> dict[str, Any]:
     path = runner.scratch / "padded.h5"
     if not path.exists():
         with h5py.File(path.with_suffix(".tmp"), "w") as file:
-            shape = (rows, runner.view.channels, longest, runner.width)
+            shape = (rows, runner.view.num_channels, longest, runner.width)
             data = file.create_dataset("states", shape, dtype="float32", chunks=(1, *shape[1:]))
             for batch in StoredStates(store, BatchPlan(store.known.lengths[:rows], 16)).epoch(0):
                 for row, state in zip(batch.rows, batch.inputs, strict=True):
@@ -368,7 +368,7 @@ def _first(features: Features, rows: int) -> Features:
         tokens={name: flat[:end] for name, flat in features.tokens.items()},
         offsets=features.offsets[: rows + 1],
         labels=features.labels[:rows],
-        origins=features.origins[:rows],
+        example_ids=features.example_ids[:rows],
     )
 
 

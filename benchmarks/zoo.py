@@ -26,10 +26,10 @@ from bertvision import heads
 from bertvision.files import write_json
 from bertvision.heads import HeadConfig
 from bertvision.lab import extraction, pipeline
+from bertvision.lab.benchmarks import TASKS
 from bertvision.lab.experiment import Experiment, StoreConfig, TrainingConfig, make
 from bertvision.lab.statistics import Pair, ScoreDifference, compare, holm, interval
 from bertvision.runs import Run
-from bertvision.tasks import TASKS
 
 # The published sentence heads read 26 channels of BERT-large: 25 layers and the pooled [CLS].
 PAPER_SENTENCES = {
@@ -118,12 +118,12 @@ def last_layer_only(spec: str) -> str:
 
 def default_of(task: str) -> str:
     """The head that a task gets unless told otherwise."""
-    return str(heads.default_head(TASKS[task].kind))
+    return str(heads.default_head(TASKS[task].example_kind))
 
 
 def single_of(task: str) -> str:
     """One copy of it, of the usual size, on all layers of texts that are read together, as the other heads are."""
-    default = heads.default_head(TASKS[task].kind)
+    default = heads.default_head(TASKS[task].example_kind)
     options = {key: value for key, value in default.given if key not in ("members", "size", "layers", "encoding")}
     return str(HeadConfig(default.name, **options))
 

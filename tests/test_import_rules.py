@@ -25,7 +25,7 @@ LEVEL = {name: level for level, row in enumerate(FLOORS) for name in row}
 FENCES = {
     "accelerate": ["distributed"],
     "transformers": ["encoders", "cpu_optimizations"],
-    "datasets": ["tasks"],
+    "datasets": ["lab"],
     "typer": ["cli"],
     "fastapi": ["serving"],
     "uvicorn": ["serving"],

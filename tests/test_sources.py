@@ -9,7 +9,7 @@ import pytest
 
 from bertvision import sources
 from bertvision.errors import BertVisionError
-from bertvision.sources import Package, answers, cache_directory, registry_archive, registry_file, unpack
+from bertvision.sources import Package, cache_directory, can_connect, registry_archive, registry_file, unpack
 
 
 def wheel(files: dict[str, str]) -> bytes:
@@ -194,6 +194,6 @@ def test_processes_at_once(toy, shelf, tmp_path):
 
 def test_a_closed_port_is_no_answer(monkeypatch):
     monkeypatch.setattr(urllib.request, "getproxies", dict)
-    assert not answers("http://127.0.0.1:9")
+    assert not can_connect("http://127.0.0.1:9")
     monkeypatch.setattr(urllib.request, "getproxies", lambda: {"http": "proxy"})
-    assert answers("http://127.0.0.1:9")
+    assert can_connect("http://127.0.0.1:9")

@@ -7,9 +7,9 @@ if TYPE_CHECKING:
     from bertvision.encoders import ENCODERS, load_encoder
     from bertvision.errors import BertVisionError
     from bertvision.heads import HEADS, build_head
+    from bertvision.lab.benchmarks import TASKS
     from bertvision.lab.experiment import Experiment
     from bertvision.lab.pipeline import Comparison, run
-    from bertvision.tasks import TASKS
     from bertvision.trained_model import TrainedModel, load
     from bertvision.types import HeadShape, Predictions
 
@@ -24,7 +24,7 @@ _MODULES = {
     "TrainedModel": "trained_model",
     "Predictions": "types",
     "HeadShape": "types",
-    "TASKS": "tasks",
+    "TASKS": "lab.benchmarks",
     "HEADS": "heads",
     "ENCODERS": "encoders",
     "build_head": "heads",

@@ -1,21 +1,31 @@
-"""The one exception users are meant to see, and the one way to look a name up."""
+"""The exception for mistakes that a user can fix, and table look-up with suggestions."""
 
-from collections.abc import Mapping
-from difflib import get_close_matches
+from collections.abc import Iterable, Mapping
+from difflib import SequenceMatcher, get_close_matches
 from typing import TypeVar
 
 T = TypeVar("T")
 
 
 class BertVisionError(Exception):
-    """A mistake the user can fix; the CLI prints it without a traceback."""
+    """A mistake that the user can fix. The command line prints it without a traceback."""
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """Return " Did you mean ...?" with the most similar known name, or "" if none is similar."""
+    matches = get_close_matches(name, list(known), n=5)
+    if not matches:
+        return ""
+
+    def similarity(match: str) -> tuple[float, int]:
+        return SequenceMatcher(None, match, name).ratio(), -abs(len(match) - len(name))
+
+    return f" Did you mean {max(matches, key=similarity)!r}?"
 
 
 def lookup(table: Mapping[str, T], name: str, kind: str) -> T:
-    """Return `table[name]`, or say what would have worked."""
+    """Return `table[name]`. If there is no such entry, raise an error that lists the known names."""
     if name in table:
         return table[name]
-    hint = get_close_matches(name, table, n=1)
-    meant = f" Did you mean {hint[0]!r}?" if hint else ""
     known = ", ".join(sorted(table)) or "none"
-    raise BertVisionError(f"Unknown {kind} {name!r}.{meant} Known: {known}.")
+    raise BertVisionError(f"Unknown {kind} {name!r}.{suggestion(name, table)} Known: {known}.")

@@ -22,7 +22,6 @@ METRIC_KEYS = {
     "carried_from": "trained_at",
 }
 KINDS = {"carried": "evaluated"}
-SHAPE_KEYS: dict[str, str] = {}
 
 SETTINGS = {
     "backbone": "encoder",
@@ -46,8 +45,6 @@ def upgrade_record(values: Mapping[str, Any]) -> dict[str, Any]:
         record["name"] = " + ".join(map(upgrade_head, members.split(" + "))) + f" ({how}"
     else:
         record["name"] = upgrade_head(record["name"])
-    if "shape" in record:
-        record["shape"] = {SHAPE_KEYS.get(key, key): value for key, value in record["shape"].items()}
     record["settings"] = upgrade_settings(record.get("settings", {}))
     for key in ("heads", "auxiliary_head"):
         if specs := record["settings"].get(key):

@@ -149,9 +149,10 @@ class RunRecord:
     def from_dict(cls, values: dict[str, Any], where: str = "record") -> "RunRecord":
         """Build the record from what `to_dict` returned."""
         values = dict(values) | {"members": tuple(values.get("members", ()))}
-        for name, kind in (("shape", HeadShape), ("export", ExportRecord)):
-            if values.get(name) is not None:
-                values[name] = _build(kind, values[name], where)
+        if values.get("shape") is not None:
+            values["shape"] = HeadShape.from_dict(values["shape"])
+        if values.get("export") is not None:
+            values["export"] = _build(ExportRecord, values["export"], where)
         return _build(cls, values, where)
 
 

@@ -25,7 +25,7 @@ from bertvision.heads import (
     upgrade_state_dict,
 )
 from bertvision.runs import Run
-from bertvision.types import StateView, call_head
+from bertvision.types import call_head
 
 
 class SharedEncoder(Protocol):
@@ -80,11 +80,12 @@ class TorchEncoder:
     def states(
         self, inputs: dict[str, Tensor], attention_mask: Tensor, text_ids: Tensor | None, names: Iterable[str]
     ) -> dict[str, Tensor]:
-        """Return what each head reads: one pass for all, and one more if any has the texts of pairs read apart."""
-        apart, layers = {name: _uses_bi_encoding(self.heads[name]) for name in names}, self.encoder.layers
-        numbers = range(-layers if any(apart.values()) else 0, layers)
-        hidden = self.encoder(inputs, attention_mask, text_ids, numbers)
-        return {name: hidden if reads else hidden[:, -layers:] for name, reads in apart.items()}
+        """Return the hidden states of each head: one forward pass, and one more if any reads the bi-encoding."""
+        uses_bi = {name: _uses_bi_encoding(self.heads[name]) for name in names}
+        num_layers = self.encoder.num_layers
+        bi_layers = range(num_layers) if any(uses_bi.values()) else ()
+        hidden = self.encoder(inputs, attention_mask, text_ids, bi_layers=bi_layers)
+        return {name: hidden if bi else hidden[:, -num_layers:] for name, bi in uses_bi.items()}
 
     @torch.inference_mode()
     def read(
@@ -114,7 +115,7 @@ class TorchEncoder:
 
 
 def _uses_bi_encoding(head: nn.Module) -> bool:
-    return any(isinstance(part, LayerSelect) and part.chosen[0] < 0 for part in head.modules())
+    return any(isinstance(part, LayerSelect) and part.selection.bi_layers for part in head.modules())
 
 
 class EncoderPool:
@@ -135,10 +136,8 @@ class EncoderPool:
             config = HeadConfig.parse(run.name)
             head = build_head(config, shape)
             load_head_weights(head, run.weights())
-            # Trained beside a head that has texts read apart, it need not look at states that have them.
-            lowest = -shape.own_layers if _uses_bi_encoding(head) else 0
-            seen = StateView(layers=tuple(range(lowest, shape.own_layers)), pooled=shape.pooled)
-            select_from_view(head, seen, shape.own_layers)
+            # The states of the bi-encoding are computed only for heads that read them.
+            select_from_view(head, replace(shape, bi_encoding=_uses_bi_encoding(head)).view)
             if config.pooler_output:
                 head = HeadWithPooler(head, self._own_head(run))
             shared_encoder.heads[name] = head.to(devices.device()).eval().requires_grad_(False)
@@ -167,7 +166,7 @@ class EncoderPool:
 
     def _own_head(self, run: Run) -> BertHead:
         shape = run.record.head_shape
-        last = BertHead(replace(shape, layers=shape.own_layers, pooled=False, apart=False))
+        last = BertHead(replace(shape, pooler_output=False, bi_encoding=False))
         load_head_weights(last, load_tensors(own_head_file(run), "head of BERT's own")[0])
         return last.to(devices.device()).eval().requires_grad_(False)
 
@@ -182,7 +181,7 @@ def layers_read(run: Run) -> dict[str, Any]:
     """Say which layers a run's head reads, and how it weighs them where it learned that."""
     if run.record.export is not None:  # its weights are in the graph
         return run.record.export.layers_read
-    available = run.record.head_shape.own_layers
+    available = run.record.head_shape.num_layers
     if run.kind == "bert":
         return {"of": available, "layers": [available - 1], "pooled": False, "encoding": "cross", "weights": None}
     config = HeadConfig.parse(run.name)

@@ -187,7 +187,7 @@ def _reason(done: subprocess.CompletedProcess[str]) -> str:
     return re.sub(r"\S*://\S+", "(address)", reason).rstrip(". ") + "."
 
 
-def answers(endpoint: str) -> bool:
+def can_connect(endpoint: str) -> bool:
     """Ask for a connection, no more; behind a proxy only the library itself can tell."""
     address = urlsplit(endpoint)
     if not address.hostname or address.scheme in urllib.request.getproxies():

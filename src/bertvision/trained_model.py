@@ -164,9 +164,9 @@ class TrainedModel:
         bert: bool = False,
     ) -> list[dict[str, Any]]:
         """Convert the logits of the heads to one answer per item, in the order of the items."""
-        answers = self.task.present(self.combine_members(predictions), features, self.settings)
+        answers = self.task.format_answers(self.combine_members(predictions), features, self.settings)
         if bert:
-            bert_answers = self.task.present(predictions[self.bert_head], features, self.bert_settings)
+            bert_answers = self.task.format_answers(predictions[self.bert_head], features, self.bert_settings)
             for id, answer in answers.items():
                 answer["bert"] = bert_answers[id]
         for answer in answers.values():
@@ -184,7 +184,7 @@ class TrainedModel:
         examples = self.task.read(path)
         features = self.encode_examples(examples)
         predictions = self.logits(features)
-        scores = self.task.score(self.task.answers(predictions, features, self.settings), examples)
+        scores = self.task.score(self.task.decode(predictions, features, self.settings), examples)
         return scores | self.task.calibration(predictions, features, self.settings, examples)
 
     def _tokenizer_directory(self) -> Path | str:
@@ -199,7 +199,7 @@ class TrainedModel:
 
     def _example(self, index: int, item: Item) -> Example:
         """Validate an item and convert it to an example."""
-        inputs = self.task.inputs
+        inputs = self.task.text_names
         expected = f"{self.task.name} takes {', '.join(inputs)}"
         if isinstance(item, Mapping):
             names = inputs

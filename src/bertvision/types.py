@@ -5,8 +5,8 @@ F features, C outputs. Nothing here is padded; padding exists only inside one `B
 """
 
 import inspect
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,48 +20,86 @@ from bertvision.files import atomic_write
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeadShape:
-    """All a head knows about the world."""
+class StateView:
+    """Which hidden states are read. Only these are computed, stored and loaded.
 
-    layers: int
-    tokens: int
-    """The most tokens an input may have; only heads that flatten tokens depend on it."""
-    width: int
-    outputs: int
-    per_token: bool
-    """True: logits are (B, T, C), as for spans. False: (B, C), as for sentences."""
-    pooled: bool = False
-    """True: the last of `layers` is not a layer but BERT's pooled [CLS], present at token 0 only."""
-    apart: bool = False
-    """True: as many layers again stand before the others: those of the two texts of a pair, each read by itself."""
+    The channels (axis L) are the bi-encoded layers, then the cross-encoded layers, then the pooler output.
+    """
 
-    @property
-    def own_layers(self) -> int:
-        """Layers of the backbone."""
-        return self.layers - self.pooled
+    cross_layers: tuple[int, ...] = ()
+    """Layers of the cross-encoding, which reads a pair as one sequence, in rising order. 0 is the embedding output."""
+    bi_layers: tuple[int, ...] = ()
+    """Layers of the bi-encoding, which reads each text of a pair separately, in rising order."""
+    pooler_output: bool = False
+    """Whether the last channel is BERT's pooler output: at token 0, zeros elsewhere."""
+    first_token_only: bool = False
+    """Whether only the first token, [CLS], is kept."""
+    num_layers: int = field(default=0, compare=False)
+    """Layers of the encoder, embedding output included. The manifest of a store needs it to number `bi_layers`."""
 
     @property
-    def numbers(self) -> list[int]:
-        """What the channels of the states are called, as in `View`; the pooled [CLS] is the number behind the last."""
-        return list(range(-self.own_layers if self.apart else 0, self.layers))
+    def num_channels(self) -> int:
+        """The size of axis L."""
+        return len(self.bi_layers) + len(self.cross_layers) + self.pooler_output
+
+    def positions(self, part: "StateView") -> list[int]:
+        """Return the positions of the channels of `part` on axis L of this view."""
+        available = self._channels()
+        return [available.index(channel) for channel in part._channels()]
+
+    def _channels(self) -> list[str]:
+        layers = [*(f"bi {layer}" for layer in self.bi_layers), *(f"cross {layer}" for layer in self.cross_layers)]
+        return [*layers, "pooler_output"] if self.pooler_output else layers
 
 
 @dataclass(frozen=True, kw_only=True)
-class StateView:
-    """Which part of the hidden states is wanted: computed, stored and read no more than that."""
+class HeadShape:
+    """The input and output dimensions a head is built for."""
 
-    layers: tuple[int, ...]
-    """Numbers of the backbone's layers, rising; 0 is the embedding output. Below 0, as many again: the same layers,
-    embedding output first, where each text of a pair was read by itself."""
-    pooled: bool = False
-    """One more channel behind the layers: BERT's pooled [CLS], at token 0."""
-    first: bool = False
-    """[CLS] alone instead of all tokens."""
+    num_layers: int
+    """Layers of the encoder, embedding output included."""
+    max_tokens: int
+    """The largest number of tokens of an input. Only heads that flatten the tokens depend on it."""
+    hidden_size: int
+    num_outputs: int
+    per_token: bool
+    """True: logits are (B, T, C), as for spans. False: (B, C), as for whole texts."""
+    pooler_output: bool = False
+    """Whether BERT's pooler output is available as one more channel after the layers."""
+    bi_encoding: bool = False
+    """Whether the layers of the bi-encoding are available, before those of the cross-encoding."""
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "HeadShape":
+        """Read `asdict(shape)`, also with the field names of runs that were written before version 0.3."""
+        if "layers" not in values:
+            return cls(**values)
+        pooler_output = values.get("pooled", False)
+        return cls(
+            num_layers=values["layers"] - pooler_output,  # `layers` counted the pooler output
+            max_tokens=values["tokens"],
+            hidden_size=values["width"],
+            num_outputs=values["outputs"],
+            per_token=values["per_token"],
+            pooler_output=pooler_output,
+            bi_encoding=values.get("apart", False),
+        )
 
     @property
-    def channels(self) -> int:
-        """The L of the states."""
-        return len(self.layers) + self.pooled
+    def view(self) -> StateView:
+        """All hidden states that are available."""
+        layers = tuple(range(self.num_layers))
+        return StateView(
+            cross_layers=layers,
+            bi_layers=layers if self.bi_encoding else (),
+            pooler_output=self.pooler_output,
+            num_layers=self.num_layers,
+        )
+
+    @property
+    def num_channels(self) -> int:
+        """The size of axis L."""
+        return self.view.num_channels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,10 +114,12 @@ class Features:
     """(N + 1,): row i is `tokens[name][offsets[i]:offsets[i + 1]]`."""
     labels: np.ndarray
     """(N,) int64 classes or float32 scores; (N, 2) start and end tokens for spans."""
-    origins: list[Any]
-    """What the task needs to turn row i back into an answer: at least the example's id."""
+    example_ids: list[str]
+    """The example that each row is made of."""
     second_text_starts: np.ndarray | None = None
     """(N,) the position of the first token of each pair's second text. None if the rows are single texts."""
+    windows: list[Any] | None = None
+    """For tasks with spans: the part of the context that each row covers."""
 
     def __len__(self) -> int:
         return len(self.ids)

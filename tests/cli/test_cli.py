@@ -13,8 +13,8 @@ import bertvision
 from bertvision.cli import main
 from bertvision.heads import HEADS
 from bertvision.lab import experiment as config
+from bertvision.lab.benchmarks import TASKS
 from bertvision.runs import find_runs
-from bertvision.tasks import TASKS
 from conftest import review, squad_json
 
 COMMANDS = [

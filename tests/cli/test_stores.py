@@ -180,7 +180,7 @@ def test_convert(cli, whole, tmp_path):
     (made,) = json.loads(out)
     assert code == 0 and (made["type"], made["layers"], made["kept"]) == ("int4", [3], "all")
     code, out, _ = cli("store", "convert", store, tmp_path / "b", "--first")
-    assert code == 0 and "float32" in out and Store(tmp_path / "b").view.first
+    assert code == 0 and "float32" in out and Store(tmp_path / "b").view.first_token_only
     assert cli("store", "verify", tmp_path / "a")[0] == cli("store", "verify", tmp_path / "b")[0] == 0
     refused(cli("store", "convert", tmp_path / "a", tmp_path / "c", "--layers", "1,3"), "[1] are not")
     refused(cli("store", "convert", store, tmp_path / "c", "--layers", "7"), "there are 0 to 3")
@@ -271,7 +271,7 @@ def test_stores_named_by_hand_must_be_of_the_same_states(cli, runs, words, tmp_p
     )
     part = ["--store-dir", tmp_path / "part", "--runs", root]
     assert cli("extract", *words, *part, "--layers", "last2", "--splits", "train,validation")[0] == 0
-    refused(cli("train", *words, *part, "--heads", "learned", "--states", "store"), "layers [2, 3] are there")
+    refused(cli("train", *words, *part, "--heads", "learned", "--states", "store"), "layers it holds [2, 3]")
     assert tree(mine) == before
 
 

@@ -36,7 +36,7 @@ def test_training_equals_the_plain_path_but_for_the_dropped_elements(family, tmp
     torch.testing.assert_close(encoder.eval()(tokens, mask), expected, atol=1e-5, rtol=1e-4)
     if family in ("bert", "roberta", "electra"):
         length = mask.shape[1]
-        assert [shape[-2:] for shape in shapes] == [(length, length)] * (encoder.layers - 1)
+        assert [shape[-2:] for shape in shapes] == [(length, length)] * (encoder.num_layers - 1)
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta"])

@@ -7,7 +7,7 @@ from bertvision.cpu_optimizations import use_cpu_optimizations
 from bertvision.heads import build_head, set_training_precision
 from bertvision.types import HeadShape
 
-SENTENCE = HeadShape(layers=3, tokens=8, width=16, outputs=2, per_token=False)
+SENTENCE = HeadShape(num_layers=3, max_tokens=8, hidden_size=16, num_outputs=2, per_token=False)
 SPECS = {
     "adapter:members=3,size=4,init_std=0.5,token_pooling=max+compare+align": True,
     "adapter:members=2,size=4,init_std=0.5,token_pooling=mean": True,

@@ -22,8 +22,8 @@ from bertvision.training.optimizers import build_optimizer
 from bertvision.types import Batch, HeadShape
 from conftest import FAMILIES, save_tiny
 
-SENTENCE = HeadShape(layers=4, tokens=16, width=32, outputs=3, per_token=False)
-SPAN = HeadShape(layers=4, tokens=16, width=32, outputs=2, per_token=True)
+SENTENCE = HeadShape(num_layers=4, max_tokens=16, hidden_size=32, num_outputs=3, per_token=False)
+SPAN = HeadShape(num_layers=4, max_tokens=16, hidden_size=32, num_outputs=2, per_token=True)
 
 
 def batch(tokenizer, texts):
@@ -42,7 +42,7 @@ def test_every_family_keeps_the_contract(family, tmp_path):
     encoder = loaded.encoder.eval()
     hidden = encoder(tokens, mask)
     output = encoder.model(**tokens, attention_mask=mask, output_hidden_states=True)
-    assert hidden.shape == (2, 4, mask.shape[1], 32) == (2, encoder.layers, mask.shape[1], encoder.width)
+    assert hidden.shape == (2, 4, mask.shape[1], 32) == (2, encoder.num_layers, mask.shape[1], encoder.hidden_size)
     assert torch.equal(hidden[:, -1], output.last_hidden_state)
     assert torch.equal(hidden[:, 0], output.hidden_states[0])
     torch.testing.assert_close(encoder.last(tokens, mask)[:, 0], hidden[:, -1])
@@ -61,9 +61,9 @@ def test_texts_of_a_pair_read_apart_are_read_as_if_alone(family, tmp_path):
     mask = encoded.pop("attention_mask").bool()
     seconds = [encoded.sequence_ids(row).index(1) for row in range(len(pairs))]
     text_ids = mask & (torch.arange(mask.shape[1]) >= torch.tensor(seconds)[:, None])
-    found = encoder(dict(encoded), mask, text_ids, range(-encoder.layers, 0))
-    assert found.shape == (2, encoder.layers, mask.shape[1], encoder.width)
-    both = encoder(dict(encoded), mask, text_ids, [-4, -1, 0, 2])
+    found = encoder(dict(encoded), mask, text_ids, cross_layers=(), bi_layers=range(encoder.num_layers))
+    assert found.shape == (2, encoder.num_layers, mask.shape[1], encoder.hidden_size)
+    both = encoder(dict(encoded), mask, text_ids, cross_layers=[0, 2], bi_layers=[0, 3])
     together = encoder(dict(encoded), mask, text_ids)
     torch.testing.assert_close(both, torch.stack([found[:, 0], found[:, 3], together[:, 0], together[:, 2]], dim=1))
     for row, (texts, second) in enumerate(zip(pairs, seconds, strict=True)):
@@ -96,7 +96,7 @@ def test_every_parameter_of_a_reader_learns(family, tmp_path):
 def test_frozen_layers_get_no_gradient_and_all_others_do(family, tmp_path):
     loaded = load_encoder(str(save_tiny(tmp_path / family, family)))
     encoder = loaded.encoder
-    most = 1 if family == "albert" else encoder.layers
+    most = 1 if family == "albert" else encoder.num_layers
     tokens, mask = batch(loaded.tokenizer, TEXTS)
     before: set[str] = set()
     for lowest in range(most):  # with all frozen there would be no gradient at all
@@ -245,7 +245,7 @@ def test_minilm_is_the_real_one():
     """The real encoder from the package registry, verified by hash."""
     loaded = load_encoder("minilm")
     known = ENCODERS["minilm"]
-    assert (loaded.encoder.layers, loaded.encoder.width) == (known.layers + 1, known.width)
+    assert (loaded.encoder.num_layers, loaded.encoder.hidden_size) == (known.layers + 1, known.width)
     assert sum(p.numel() for p in loaded.encoder.parameters()) == known.parameters
     assert loaded.last == {}  # its pooler was never trained
     tokens, mask = batch(
@@ -265,7 +265,7 @@ def test_hub_names_come_from_the_library_s_cache(tmp_path):
     save_tiny(repository / "snapshots" / revision)
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text(revision)
-    code = "from bertvision import load_encoder; print(load_encoder('someone/tiny').encoder.width)"
+    code = "from bertvision import load_encoder; print(load_encoder('someone/tiny').encoder.hidden_size)"
     environment = os.environ | {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert done.stdout.strip() == "32", done.stderr

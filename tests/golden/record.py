@@ -38,8 +38,8 @@ from bertvision.lab import (  # noqa: E402
     extraction,
     pipeline,
 )
+from bertvision.lab.benchmarks import TASKS  # noqa: E402
 from bertvision.serving.onnx_export import export_onnx  # noqa: E402
-from bertvision.tasks import TASKS  # noqa: E402
 
 # Everything that calls the package; where names change, these functions change, and golden.json does not.
 
@@ -75,7 +75,7 @@ def rows_of(result: Any) -> list[dict[str, Any]]:
 
 def demo_settings() -> dict[str, dict[str, Any]]:
     """The demo's experiments by task."""
-    heads = {task: [*commands.DEMO_HEADS, str(default_head(TASKS[task].kind))] for task in commands.DEMO_TASKS}
+    heads = {task: [*commands.DEMO_HEADS, str(default_head(TASKS[task].example_kind))] for task in commands.DEMO_TASKS}
     return {
         task: {"task": task, "heads": list(dict.fromkeys(heads[task])), **commands.DEMO} for task in commands.DEMO_TASKS
     }

@@ -8,7 +8,7 @@ import torch
 from bertvision.heads import HEADS, TOKEN_POOLINGS, build_head, set_training_precision, training_dtype
 from bertvision.types import HeadShape, call_head
 
-SPAN = HeadShape(layers=5, tokens=12, width=16, outputs=2, per_token=True)
+SPAN = HeadShape(num_layers=5, max_tokens=12, hidden_size=16, num_outputs=2, per_token=True)
 SENTENCE = replace(SPAN, outputs=3, per_token=False)
 
 
@@ -33,7 +33,10 @@ CASES += [
     ("adapter:layers=0,2,4", SPAN),
     ("learned:layers=last2", SPAN),
 ]
-CASES += [("learned:pooler_output=true", replace(SENTENCE, pooled=True)), ("learned", replace(SENTENCE, pooled=True))]
+CASES += [
+    ("learned:pooler_output=true", replace(SENTENCE, pooler_output=True)),
+    ("learned", replace(SENTENCE, pooler_output=True)),
+]
 CASES += [
     ("adapter:members=3,token_pooling=max+compare+align", SENTENCE),
     ("adapter-skip:layers=last3,members=2", SPAN),
@@ -42,13 +45,13 @@ CASES = list(dict.fromkeys(CASES))
 every_case = pytest.mark.parametrize(
     ("spec", "shape"),
     CASES,
-    ids=[f"{n}-{'span' if s.per_token else 'sentence'}{'-pooled' * s.pooled}" for n, s in CASES],
+    ids=[f"{n}-{'span' if s.per_token else 'sentence'}{'-pooled' * s.pooler_output}" for n, s in CASES],
 )
 
 
 def states(shape: HeadShape, tokens: int = 9, rows: int = 4, seed: int = 0):
     torch.manual_seed(seed)
-    hidden = torch.randn(rows, shape.layers, tokens, shape.width)
+    hidden = torch.randn(rows, shape.num_channels, tokens, shape.hidden_size)
     real = torch.arange(tokens) < torch.tensor([tokens, max(1, tokens - 3), max(1, tokens // 2), 1] * rows)[:rows, None]
     return hidden, (real, real & (torch.arange(tokens) >= 3))  # attention mask, text ids; short rows are single texts
 
@@ -169,7 +172,7 @@ def test_bfloat16_is_used_in_training():
 @every_case
 def test_overfits_eight_examples(spec, shape):
     hidden, mask = states(shape, rows=8)
-    labels = torch.arange(8) % shape.outputs
+    labels = torch.arange(8) % shape.num_outputs
     head = make(spec, shape).train()
     deep = any(isinstance(m, torch.nn.Conv1d | torch.nn.Conv2d) for m in head.modules())
     optimizer = torch.optim.Adam(head.parameters(), lr=1e-3 if deep else 0.05)
@@ -195,4 +198,4 @@ def test_deterministic_under_a_seed(spec, shape):
 @pytest.mark.parametrize("tokens", [1, 512])
 def test_any_length(spec, shape, tokens):
     hidden, mask = states(shape, tokens=tokens, rows=2)
-    assert call_head(make(spec, replace(shape, tokens=tokens)), hidden, *mask).isfinite().all()
+    assert call_head(make(spec, replace(shape, max_tokens=tokens)), hidden, *mask).isfinite().all()

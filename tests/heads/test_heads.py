@@ -2,7 +2,7 @@
 
 import json
 import pickle
-from dataclasses import FrozenInstanceError, replace
+from dataclasses import FrozenInstanceError, asdict, replace
 
 import pytest
 import torch
@@ -28,11 +28,11 @@ from bertvision.heads import (
     upgrade_state_dict,
 )
 from bertvision.heads.config import WRAPPER_OPTIONS
-from bertvision.types import HeadShape
+from bertvision.types import HeadShape, StateView
 
 BERT_LARGE = 335_141_888
-SPAN = HeadShape(layers=25, tokens=386, width=1024, outputs=2, per_token=True)
-SENTENCE = HeadShape(layers=26, tokens=386, width=1024, outputs=1, per_token=False)
+SPAN = HeadShape(num_layers=25, max_tokens=386, hidden_size=1024, num_outputs=2, per_token=True)
+SENTENCE = HeadShape(num_layers=26, max_tokens=386, hidden_size=1024, num_outputs=1, per_token=False)
 
 
 def count(spec: str, shape: HeadShape) -> tuple[int, int]:
@@ -92,7 +92,7 @@ def test_budgets_of_span_heads_whose_filters_are_lost(spec, low, high):
     ],
 )
 def test_published_sizes_of_sentence_heads(spec, parameters, trainable):
-    shape = HeadShape(layers=26, tokens=386, width=1024, outputs=2, per_token=False)
+    shape = HeadShape(num_layers=26, max_tokens=386, hidden_size=1024, num_outputs=2, per_token=False)
     assert count(spec, shape) == (parameters, trainable)
 
 
@@ -101,13 +101,13 @@ def test_published_sizes_of_sentence_heads(spec, parameters, trainable):
     [(13, 768, 2, 524_418), (13, 768, 3, 737_411), (13, 768, 1, 311_425), (25, 1024, 2, 950_402)],
 )
 def test_published_sizes_of_adapter_pooler(layers, width, outputs, parameters):
-    shape = HeadShape(layers=layers, tokens=128, width=width, outputs=outputs, per_token=False)
+    shape = HeadShape(num_layers=layers, max_tokens=128, hidden_size=width, num_outputs=outputs, per_token=False)
     assert count("adapter-pooler", shape)[0] == parameters
 
 
 @pytest.mark.parametrize(("layers", "width", "parameters"), [(13, 768, 305_282), (25, 1024, 412_802)])
 def test_published_sizes_of_adapter_pooler_for_spans(layers, width, parameters):
-    shape = HeadShape(layers=layers, tokens=384, width=width, outputs=2, per_token=True)
+    shape = HeadShape(num_layers=layers, max_tokens=384, hidden_size=width, num_outputs=2, per_token=True)
     assert count("adapter-pooler", shape)[0] == parameters
 
 
@@ -203,7 +203,7 @@ def test_registered_heads():
 
         def __init__(self, shape: HeadShape, bias: bool = True, scale: float = 1.0):
             super().__init__()
-            self.read = torch.nn.Linear(shape.width, shape.outputs, bias=bias)
+            self.read = torch.nn.Linear(shape.hidden_size, shape.num_outputs, bias=bias)
             self.scale = scale
 
         def forward(self, hidden, attention_mask):
@@ -248,7 +248,7 @@ def test_layer_selection(text, expected):
 )
 def test_mistakes_get_a_sentence(spec, words):
     with pytest.raises(BertVisionError, match=words):
-        count(spec, HeadShape(layers=4, tokens=8, width=8, outputs=2, per_token=False))
+        count(spec, HeadShape(num_layers=4, max_tokens=8, hidden_size=8, num_outputs=2, per_token=False))
 
 
 def masks(*rows):
@@ -290,7 +290,7 @@ def test_aligning_finds_what_one_text_lacks():
 
 
 def test_copies_begin_apart_and_their_mean_answers():
-    shape = HeadShape(layers=4, tokens=8, width=8, outputs=3, per_token=False)
+    shape = HeadShape(num_layers=4, max_tokens=8, hidden_size=8, num_outputs=3, per_token=False)
     torch.manual_seed(0)
     head = build_head("adapter:layers=last2,members=3,size=4,token_pooling=max", shape)
     hidden, mask = torch.randn(5, 4, 6, 8), torch.ones(5, 6, dtype=torch.bool)
@@ -300,36 +300,40 @@ def test_copies_begin_apart_and_their_mean_answers():
     assert count("adapter:members=3,size=4", shape)[0] == 3 * count("adapter:size=4", shape)[0]
 
 
-PAIR = HeadShape(layers=5, tokens=16, width=8, outputs=2, per_token=False, apart=True)
+PAIR = HeadShape(num_layers=5, max_tokens=16, hidden_size=8, num_outputs=2, per_token=False, bi_encoding=True)
 
 
 def test_heads_find_the_layers_of_texts_read_apart():
     hidden, mask = torch.randn(3, 10, 6, 8), masks(*[[1, 1, 1, 2, 2, 2]] * 3)
     for texts, layers in (("cross", slice(5, 10)), ("bi", slice(0, 5))):
         head = build_head(f"adapter:size=4,token_pooling=max,encoding={texts}", PAIR).eval()
-        plain = build_head("adapter:size=4,token_pooling=max", replace(PAIR, apart=False)).eval()
+        plain = build_head("adapter:size=4,token_pooling=max", replace(PAIR, bi_encoding=False)).eval()
         plain.load_state_dict({key.removeprefix("head."): value for key, value in head.state_dict().items()})
         assert torch.equal(head(hidden, *mask), plain(hidden[:, layers], *mask))
     last = build_head("adapter:encoding=bi,layers=last,size=4,token_pooling=max", PAIR)
-    assert isinstance(last, LayerSelect) and last.chosen == [-1]
+    assert isinstance(last, LayerSelect) and last.selection == StateView(bi_layers=(4,))
 
 
 def test_a_head_of_both_readings_is_one_of_each():
     hidden, mask = torch.randn(3, 10, 6, 8), masks(*[[1, 1, 1, 2, 2, 2]] * 3)
     spec = "adapter:encoding=both,members=2,size=4,token_pooling=max+compare"
     head = build_head(spec, PAIR)
-    assert count(spec, PAIR)[0] == 4 * count("adapter:size=4,token_pooling=max+compare", replace(PAIR, apart=False))[0]
+    assert (
+        count(spec, PAIR)[0]
+        == 4 * count("adapter:size=4,token_pooling=max+compare", replace(PAIR, bi_encoding=False))[0]
+    )
     assert [len(each) for each in head.train()(hidden, *mask)] == [2, 2]
     answer = head.eval()(hidden, *mask)
     hidden[:, 0] += 1.0  # a layer of the texts read apart
     assert not torch.equal(head(hidden, *mask), answer)
     config = HeadConfig.parse(spec).replace(layers="1,3")
     view = required_view([config], PAIR)
-    assert view.layers == (-4, -2, 1, 3, 4)
+    assert (view.bi_layers, view.cross_layers) == ((1, 3), (1, 3, 4))
     seen = build_for_view(config, PAIR, view).eval()
     whole = build_head(config, PAIR).eval()
     whole.load_state_dict(seen.state_dict())
-    among = [PAIR.numbers.index(number) for number in view.layers]
+    among = PAIR.view.positions(view)
+    assert among == [1, 3, 6, 8, 9]
     assert torch.equal(seen(hidden[:, among], *mask), whole(hidden, *mask))
 
 
@@ -349,7 +353,7 @@ def test_readings_that_make_no_sense_are_refused(spec, why):
 
 def test_states_of_texts_read_together_are_refused():
     with pytest.raises(BertVisionError, match="hold none"):
-        build_head("adapter:encoding=bi,token_pooling=max", replace(PAIR, apart=False))
+        build_head("adapter:encoding=bi,token_pooling=max", replace(PAIR, bi_encoding=False))
 
 
 @pytest.mark.parametrize(
@@ -360,3 +364,11 @@ def test_every_so_many_layers_down_from_the_last(text, layers, chosen):
     assert select_layers(text, layers) == chosen
     with pytest.raises(BertVisionError, match="not understood"):
         select_layers("every0", layers)
+
+
+def test_shapes_of_older_runs_are_read():
+    shape = HeadShape(num_layers=13, max_tokens=64, hidden_size=8, num_outputs=2, per_token=False, pooler_output=True)
+    assert HeadShape.from_dict(asdict(shape)) == shape and shape.num_channels == 14
+    old = {"layers": 14, "tokens": 64, "width": 8, "outputs": 2, "per_token": False, "pooled": True}
+    assert HeadShape.from_dict(old) == shape
+    assert HeadShape.from_dict(old | {"pooled": False, "apart": True}).num_channels == 28

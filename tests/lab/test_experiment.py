@@ -5,8 +5,8 @@ import pytest
 from bertvision.encoders import ENCODERS
 from bertvision.errors import BertVisionError
 from bertvision.heads import HeadConfig
+from bertvision.lab.benchmarks import TASKS
 from bertvision.lab.experiment import Experiment, apply, check, load, make, merge, preset, presets
-from bertvision.tasks import TASKS
 
 GLUE, SIZES = ["cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte"], ("base", "large")
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from bertvision.errors import BertVisionError
+from bertvision.lab.benchmarks import TASKS
 from bertvision.lab.statistics import Pair, compare, holm, interval, mcnemar
-from bertvision.tasks import TASKS
 
 RTE, STSB, SQUAD = TASKS["rte"], TASKS["stsb"], TASKS["squad2"]
 
@@ -35,7 +35,7 @@ def test_intervals_are_quick_and_right(name, rows):
     begin = time.perf_counter()
     low, high = interval(task, [outcomes])
     assert time.perf_counter() - begin < 10  # 3 on the bench; a busy machine must not fail this
-    assert low < task.summarize(outcomes)[task.primary] < high
+    assert low < task.compute_metrics(outcomes)[task.primary] < high
     if name == "squad2":
         spread = 100 * outcomes[:, 1].std() / np.sqrt(rows)
         assert high - low == pytest.approx(2 * 1.96 * spread, rel=0.1)
@@ -83,8 +83,8 @@ def test_paired_test_finds_a_difference_over_tasks_and_says_its_size():
     gap = compare(pairs)
     truth = np.mean(
         [
-            np.mean([pair.task.summarize(each)[pair.task.primary] for each in pair.second])
-            - np.mean([pair.task.summarize(each)[pair.task.primary] for each in pair.first])
+            np.mean([pair.task.compute_metrics(each)[pair.task.primary] for each in pair.second])
+            - np.mean([pair.task.compute_metrics(each)[pair.task.primary] for each in pair.first])
             for pair in pairs
         ]
     )

@@ -17,7 +17,7 @@ from bertvision.states.formats import GROUP
 from bertvision.types import Batch, StateView
 
 IDENTITY = {"encoder": "a" * 64, "split": "train"}
-ALL = StateView(layers=(0, 1, 2))
+ALL = StateView(cross_layers=(0, 1, 2))
 
 
 class Made:
@@ -45,14 +45,14 @@ class Made:
 
     def state(self, row: int) -> Tensor:
         """The states of a row. -> (L, T, W)"""
-        shape = (self.view.channels, int(self.lengths[row]), self.width)
+        shape = (self.view.num_channels, int(self.lengths[row]), self.width)
         return torch.from_numpy(np.random.default_rng(row).standard_normal(shape, dtype=np.float32))
 
     def batch(self, rows: np.ndarray) -> Batch:
         """Pad with something that no reader may ever see."""
         lengths = torch.from_numpy(self.lengths[rows])
         mask = torch.arange(int(lengths.max())) < lengths[:, None]
-        hidden = torch.full((len(rows), self.view.channels, mask.shape[1], self.width), 99.0)
+        hidden = torch.full((len(rows), self.view.num_channels, mask.shape[1], self.width), 99.0)
         for i, row in enumerate(rows.tolist()):
             hidden[i, :, : lengths[i]] = self.state(row)
         return Batch(rows=rows, inputs=hidden, attention_mask=mask, labels=torch.from_numpy(self.labels[rows]))

@@ -16,8 +16,8 @@ def stream(tiny, pooled=False):
     encoder = loaded.encoder.eval().requires_grad_(False)
     rows = features([4, 7, 2, 5])
     rows.tokens["input_ids"] %= 50
-    last = BertHead(HeadShape(layers=4, tokens=8, width=32, outputs=2, per_token=False)).eval()
-    view = StateView(layers=(0, 1, 2, 3), pooled=pooled)
+    last = BertHead(HeadShape(num_layers=4, max_tokens=8, hidden_size=32, num_outputs=2, per_token=False)).eval()
+    view = StateView(cross_layers=(0, 1, 2, 3), pooler_output=pooled)
     return encoder, last, ComputedStates(encoder, TokenBatches(rows, 2, PAD, budget=100), view, pool=last.pooler_output)
 
 
@@ -42,14 +42,14 @@ def test_two_batches_at_a_time_come_in_order(tiny, cores):
     encoder, _, streamed = stream(tiny)
     seen, second = [], threading.Event()
 
-    def slow(inputs, mask, text_ids, layers):
+    def slow(inputs, mask, text_ids, **layers):
         seen.append(torch.get_num_threads())
         first = mask.shape[1] == streamed.tokens.collate(streamed.plan(0)[0]).attention_mask.shape[1]
         if first:
             assert second.wait(30), "nobody reads the second batch beside the first"
         else:
             second.set()
-        return encoder(inputs, mask, text_ids, layers)
+        return encoder(inputs, mask, text_ids, **layers)
 
     slow.packed = encoder.packed
     streamed.encoder = slow
@@ -63,7 +63,7 @@ def test_two_batches_at_a_time_come_in_order(tiny, cores):
 def test_an_error_in_a_reader_reaches_the_caller(tiny, cores):
     _, _, streamed = stream(tiny)
 
-    def broken(inputs, mask, text_ids, layers):
+    def broken(inputs, mask, text_ids, **layers):
         raise ValueError("no such layer")
 
     broken.packed = nullcontext
@@ -86,7 +86,7 @@ def test_gradients_stay_on_in_the_caller(tiny):
 def test_pooled_channel(tiny):
     encoder, last, streamed = stream(tiny, pooled=True)
     for batch in streamed.epoch(0):
-        assert batch.inputs.shape[1] == encoder.layers + 1
+        assert batch.inputs.shape[1] == encoder.num_layers + 1
         torch.testing.assert_close(batch.inputs[:, -1, 0], last.pooler_output(batch.inputs[:, -2]))
         assert not batch.inputs[:, -1, 1:].any()
 
@@ -94,7 +94,10 @@ def test_pooled_channel(tiny):
 def test_a_view_is_a_part_of_the_states(tiny):
     encoder, last, whole = stream(tiny, pooled=True)
     part = ComputedStates(
-        encoder, whole.tokens, StateView(layers=(1, 3), pooled=True, first=True), pool=last.pooler_output
+        encoder,
+        whole.tokens,
+        StateView(cross_layers=(1, 3), pooler_output=True, first_token_only=True),
+        pool=last.pooler_output,
     )
     for one, other in zip(whole.epoch(0), part.epoch(0), strict=True):
         assert torch.equal(other.inputs, one.inputs[:, [1, 3, 4], :1])

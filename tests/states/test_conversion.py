@@ -5,7 +5,7 @@ from bertvision.errors import BertVisionError
 from bertvision.states import FORMATS, BatchPlan, StoredStates, convert
 from bertvision.types import StateView
 
-WHOLE = StateView(layers=(0, 1, 2, 3), pooled=True)
+WHOLE = StateView(cross_layers=(0, 1, 2, 3), pooler_output=True)
 LENGTHS = [5, 30, 1, 17, 64, 2, 9, 9, 40, 3]
 
 
@@ -13,11 +13,11 @@ class Part(Made):
     """The same random states, seen through a smaller view: what a backbone would give for it."""
 
     def __init__(self, view):
-        super().__init__([1] * len(LENGTHS) if view.first else LENGTHS, view, 33)
+        super().__init__([1] * len(LENGTHS) if view.first_token_only else LENGTHS, view, 33)
         self.whole = Made(LENGTHS, WHOLE, 33)
 
     def state(self, row):
-        channels = [*self.view.layers, *([4] if self.view.pooled else [])]
+        channels = [*self.view.cross_layers, *([4] if self.view.pooler_output else [])]
         return self.whole.state(row)[channels][:, : int(self.lengths[row])]
 
 
@@ -33,16 +33,16 @@ def exact(tmp_path_factory):
     "view",
     [
         WHOLE,
-        StateView(layers=(1, 3)),
-        StateView(layers=(2,), pooled=True),
-        StateView(layers=(0, 3), pooled=True, first=True),
+        StateView(cross_layers=(1, 3)),
+        StateView(cross_layers=(2,), pooler_output=True),
+        StateView(cross_layers=(0, 3), pooler_output=True, first_token_only=True),
     ],
     ids=["everything", "layers", "a layer and pooled", "first tokens"],
 )
 def test_converting_float32_equals_writing_directly(exact, tmp_path, type, view):
     made = convert(exact, tmp_path / "made", type=type, view=view)
     direct = Part(view).write(
-        tmp_path / "direct", type=type, identity=IDENTITY | ({"pooler": "p"} if view.pooled else {})
+        tmp_path / "direct", type=type, identity=IDENTITY | ({"pooler": "p"} if view.pooler_output else {})
     )
     assert files(made.path) == files(direct.path)
     assert [wrong for _, wrong in made.verify() if wrong] == []
@@ -73,11 +73,14 @@ def test_a_damaged_store_is_not_converted_and_a_sound_one_goes_on_from_there(exa
 
 
 def test_conversions_that_cannot_be_are_refused(exact, tmp_path):
-    small = convert(exact, tmp_path / "small", view=StateView(layers=(0, 2), first=True))
+    small = convert(exact, tmp_path / "small", view=StateView(cross_layers=(0, 2), first_token_only=True))
     for view, text in (
-        (StateView(layers=(0, 1), first=True), r"layers \[0, 2\] are there, \[1\] are not"),
-        (StateView(layers=(0,)), "only the first token is there"),
-        (StateView(layers=(0,), pooled=True, first=True), "pooled .* is not there"),
+        (
+            StateView(cross_layers=(0, 1), first_token_only=True),
+            r"cross-encoded layers it holds \[0, 2\], but not \[1\]",
+        ),
+        (StateView(cross_layers=(0,)), "holds only the first token"),
+        (StateView(cross_layers=(0,), pooler_output=True, first_token_only=True), "does not hold the pooler output"),
     ):
         with pytest.raises(BertVisionError, match=text):
             convert(small, tmp_path / "no", view=view)
@@ -93,7 +96,7 @@ def test_conversions_that_cannot_be_are_refused(exact, tmp_path):
 
 
 def test_a_conversion_is_read_like_its_source(exact, tmp_path):
-    view = StateView(layers=(1, 2), first=True)
+    view = StateView(cross_layers=(1, 2), first_token_only=True)
     made = convert(exact, tmp_path / "made", view=view)
     plan = BatchPlan(exact.known.lengths, 3, seed=0)
     for one, other in zip(StoredStates(exact, plan, view).epoch(0), StoredStates(made, plan).epoch(0), strict=True):

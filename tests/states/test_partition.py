@@ -16,7 +16,7 @@ def tokens(rows: int, batch_size: int, **more) -> TokenBatches:
         tokens={"input_ids": np.arange(offsets[-1])},
         offsets=offsets,
         labels=np.arange(rows),
-        origins=list(range(rows)),
+        example_ids=[str(row) for row in range(rows)],
     )
     return TokenBatches(features, batch_size, {}, **more)
 

@@ -116,13 +116,17 @@ def beside(wanted, name, **more):
 def test_a_neighbour_with_more_than_is_wanted_is_used(tiny, tmp_path):
     wanted, tokens = want(tiny, tmp_path)
     more = beside(wanted, "more")
-    source = ComputedStates(wanted.source.encoder, wanted.source.tokens, StateView(layers=(1, 3), first=True))
+    source = ComputedStates(
+        wanted.source.encoder, wanted.source.tokens, StateView(cross_layers=(1, 3), first_token_only=True)
+    )
     less = replace(wanted, source=source)
     found = less.found()
     assert found is not None and found.path == more.path
     other = replace(less, identity=IDENTITY | {"encoder": "b"})
     assert other.found() is None
-    pooled = replace(wanted, source=ComputedStates(source.encoder, source.tokens, StateView(layers=(1,), pooled=True)))
+    pooled = replace(
+        wanted, source=ComputedStates(source.encoder, source.tokens, StateView(cross_layers=(1,), pooler_output=True))
+    )
     assert pooled.found() is None
 
 

@@ -68,7 +68,7 @@ def test_states_are_rounded_as_they_are_decoded(tmp_path, type):
 
 
 def test_threads_and_epochs_at_once_agree(store):
-    views = [ALL, StateView(layers=(1,)), StateView(layers=(0, 2), first=True)]
+    views = [ALL, StateView(cross_layers=(1,)), StateView(cross_layers=(0, 2), first_token_only=True)]
     alone = {
         (i, n): list(StoredStates(store, plan(store), view).epoch(n)) for i, view in enumerate(views) for n in range(2)
     }

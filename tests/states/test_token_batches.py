@@ -16,7 +16,7 @@ def features(lengths) -> Features:
         tokens={"input_ids": flat, "token_type_ids": flat % 2},
         offsets=offsets,
         labels=np.arange(len(lengths)),
-        origins=list(range(len(lengths))),
+        example_ids=[str(row) for row in range(len(lengths))],
     )
 
 

@@ -61,9 +61,10 @@ def write_task(task, root: Path, train=40, dev=20) -> None:
         write_squad(root / "train-v2.0.json", 4, train // 4)
         write_squad(root / "dev-v2.0.json", 2, dev // 2, first=100)
         return
-    folder = root / task.local.folder
+    local = task.data_source.local
+    folder = root / local.folder
     folder.mkdir(parents=True)
-    for name, count in ((task.local.train, train), (task.local.dev, dev), (task.local.mismatched, dev)):
+    for name, count in ((local.train, train), (local.dev, dev), (local.mismatched, dev)):
         if name:
             write_rows(task, folder / name, count)
 
@@ -83,9 +84,9 @@ def write_rows(task, path: Path, count: int) -> None:
     if path.suffix == ".jsonl":
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         return
-    columns = task.local.columns or ("index", *reversed(task.texts), task.label)
+    columns = task.header or ("index", *reversed(task.texts), task.label)
     lines = ["\t".join(row.get(column, "-") for column in columns) for row in rows]
-    if not task.local.columns:
+    if not task.header:
         lines.insert(0, "\t".join(columns))
     path.write_text("\n".join(lines) + "\n")
 

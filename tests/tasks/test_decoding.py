@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertvision.errors import BertVisionError
-from bertvision.tasks import TASKS, Example, Span
-from bertvision.tasks.decoding import Window, best_spans, decode, no_answer_margins, probabilities
+from bertvision.tasks import Example, Span, SquadTask
+from bertvision.tasks.decoding import Window, best_spans, decode_spans, no_answer_margins
 from bertvision.tasks.squad import NEVER
 from bertvision.types import Features, Predictions
 
@@ -22,7 +22,8 @@ def build(windows, context):
         tokens={},
         offsets=offsets,
         labels=np.zeros((len(windows), 2)),
-        origins=[Window("q", context, np.array(spans, dtype=np.int32).reshape(-1, 2)) for spans, _ in windows],
+        example_ids=["q"] * len(windows),
+        windows=[Window(context, np.array(spans, dtype=np.int32).reshape(-1, 2)) for spans, _ in windows],
     )
     logits = np.concatenate([np.array(values, dtype=np.float32).reshape(-1, 2) for _, values in windows])
     return Predictions(ids=ids, logits=logits, offsets=offsets), features
@@ -67,7 +68,7 @@ def cases(draw):
 def test_decoding_equals_brute_force(case, longest, threshold):
     windows, context = case
     predictions, features = build(windows, context)
-    answer = decode(predictions, features, threshold, most=40, longest=longest)["q"]
+    answer = decode_spans(predictions, features, threshold, most=40, longest=longest)["q"]
     ranked, null = brute(windows, context, 40, longest)
     (start, end), best = ranked[0]
     assert answer.null_score == null and answer.score == best
@@ -87,14 +88,14 @@ def test_decoding_equals_brute_force(case, longest, threshold):
 def test_defaults_keep_twenty(case):
     windows, context = case
     predictions, features = build(windows, context)
-    answer = decode(predictions, features)["q"]
+    answer = decode_spans(predictions, features)["q"]
     ranked, _ = brute(windows, context, 20, 30)
     assert len(answer.nbest) <= 21 and answer.score == pytest.approx(ranked[0][1])
 
 
 def test_no_context_token_means_no_answer():
     predictions, features = build([([(-1, -1)] * 3, [(1, 1)] * 3)], "the cat")
-    answer = decode(predictions, features, NEVER)["q"]
+    answer = decode_spans(predictions, features, NEVER)["q"]
     assert answer.text == "" and answer.score is None and answer.span is None and answer.nbest[0].probability == 1
     assert [len(each) for each in best_spans(np.zeros((3, 2)), np.full((3, 2), -1))] == [0, 0]
 
@@ -102,22 +103,22 @@ def test_no_context_token_means_no_answer():
 def test_spaces_at_the_ends_are_left_out():
     spans = [(-1, -1), (0, 3), (3, 7), (7, 11)]
     predictions, features = build([(spans, [(0, 0), (0, 0), (9, 0), (0, 9)])], "the cat sat")
-    answer = decode(predictions, features)["q"]
+    answer = decode_spans(predictions, features)["q"]
     assert (answer.text, answer.start, answer.end) == ("cat sat", 4, 11)
 
 
 def test_the_null_score_is_the_least_of_the_windows():
     spans = [(-1, -1), (0, 3)]
     predictions, features = build([(spans, [(5, 5), (0, 0)]), (spans, [(-5, -5), (1, 1)])], "cat")
-    answer = decode(predictions, features)["q"]
+    answer = decode_spans(predictions, features)["q"]
     assert answer.null_score == -10 and answer.text == "cat"
 
 
 def test_logits_of_another_length_are_refused():
     predictions, features = build([([(-1, -1), (0, 3)], [(0, 0)] * 2)], "cat")
     other, _ = build([([(-1, -1), (0, 3), (-1, -1)], [(0, 0)] * 3)], "cat")
-    with pytest.raises(BertVisionError, match="another tokenizer or window length"):
-        decode(other, features)
+    with pytest.raises(BertVisionError, match="another tokenizer or maximum length"):
+        decode_spans(other, features)
 
 
 def test_a_question_is_unanswerable_only_if_all_windows_say_so():
@@ -126,20 +127,15 @@ def test_a_question_is_unanswerable_only_if_all_windows_say_so():
         tokens={},
         offsets=np.arange(4),
         labels=np.zeros(3),
-        origins=[
-            Window("a", "", np.zeros((1, 2))),
-            Window("a", "", np.zeros((1, 2))),
-            Window("b", "", np.zeros((1, 2))),
-        ],
+        example_ids=["a", "a", "b"],
     )
     logits = np.array([[0, 9], [2, 1], [0, 3]], dtype=np.float32)
     predictions = Predictions(ids=features.ids, logits=logits)
-    task = TASKS["squad2-answerable"]
-    assert task.answers(predictions, features, {}) == {"a": 0, "b": 1}
+    task = SquadTask(name="answerable", summary="", answerable=True)
+    assert task.decode(predictions, features, {}) == {"a": 0, "b": 1}
     assert no_answer_margins(predictions, features) == {"a": -1, "b": 3}
-    assert probabilities({"a": -1.0, "b": 3.0}) == pytest.approx({"a": 1 / (1 + math.e), "b": 1 / (1 + math.exp(-3))})
-    shown = task.present(predictions, features, {})
-    assert shown["a"]["label"] == "answerable" and shown["b"]["probabilities"]["unanswerable"] > 0.9
+    shown = task.format_answers(predictions, features, {})
+    assert shown["a"]["label"] == "answerable" and shown["b"]["probability"] == pytest.approx(1 / (1 + math.exp(-3)))
 
 
 def test_tuning_finds_the_threshold():
@@ -148,15 +144,21 @@ def test_tuning_finds_the_threshold():
     leads, labels = [2, 4, 1], [(Span("cat", 0),), (), (Span("cat", 0),)]
     ids = [f"{number}#0" for number in range(3)]
     offsets = np.arange(0, 8, 2)
-    origins = [Window(str(number), "cat", spans) for number in range(3)]
-    features = Features(ids=ids, tokens={}, offsets=offsets, labels=np.zeros((3, 2)), origins=origins)
+    features = Features(
+        ids=ids,
+        tokens={},
+        offsets=offsets,
+        labels=np.zeros((3, 2)),
+        example_ids=["0", "1", "2"],
+        windows=[Window("cat", spans)] * 3,
+    )
     logits = np.array([[lead, 0] if side == 0 else [0, 0] for lead in leads for side in (0, 1)], dtype=np.float32)
     predictions = Predictions(ids=ids, logits=logits, offsets=offsets)
     examples = [Example(id=str(number), texts=("", "cat"), label=label) for number, label in enumerate(labels)]
-    task = TASKS["squad2"]
-    settings = task.tune(predictions, features, examples)
+    task = SquadTask(name="squad", summary="", answerable=False)
+    settings = task.fit_decoding(predictions, features, examples)
     assert settings["null_threshold"] == 3.0
-    assert task.score(task.answers(predictions, features, settings), examples)["f1"] == 100
-    assert task.score(task.answers(predictions, features, {}), examples)["f1"] == pytest.approx(100 / 3)
+    assert task.score(task.decode(predictions, features, settings), examples)["f1"] == 100
+    assert task.score(task.decode(predictions, features, {}), examples)["f1"] == pytest.approx(100 / 3)
     answered = [examples[0], examples[2]]
-    assert task.tune(predictions, features, answered) == {"null_threshold": NEVER}
+    assert task.fit_decoding(predictions, features, answered) == {"null_threshold": NEVER}

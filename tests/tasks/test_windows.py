@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertvision.errors import BertVisionError
-from bertvision.tasks import TASKS, Example, Span
+from bertvision.tasks import Example, Span
 from bertvision.tasks.windows import encode_windows
 
 from .synthetic import WORDS, spaced, wordpiece
@@ -33,7 +33,7 @@ def test_windows_cover_every_token_and_labels_mark_the_answer(example, make, siz
     features = encode_windows([example], tokenizer, size, False)
     whole = tokenizer(example.texts[1], add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
     seen = set()
-    for row, window in enumerate(features.origins):
+    for row, window in enumerate(features.windows):
         assert features.lengths[row] == len(window.spans) <= size
         inside = window.spans[window.spans[:, 0] >= 0]
         seen |= set(map(tuple, inside.tolist()))
@@ -77,10 +77,11 @@ def test_long_questions_narrow_the_overlap_and_too_long_ones_are_named():
 def test_windows_come_in_the_order_of_questions():
     context = " ".join(["cat"] * 90)
     examples = [Example(id=str(n), texts=(" ".join(["dog"] * (n % 40 + 1)), context), label=()) for n in range(80)]
-    features = TASKS["squad2"].encode(examples, wordpiece(), 64)
+    features = encode_windows(examples, wordpiece(), 64, False)
     order = [int(id.partition("#")[0]) for id in features.ids]
     assert order == sorted(order) and set(order) == set(range(80))
-    assert features.origins[0].context is context, "contexts are shared, not copied"
+    assert features.example_ids == [str(number) for number in order]
+    assert features.windows[0].context is context, "contexts are shared, not copied"
 
 
 def test_an_empty_context_is_named():

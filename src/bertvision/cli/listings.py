@@ -26,7 +26,7 @@ def tasks(as_json: Json = False) -> None:
 
     Example: bertvision tasks --json
     """
-    from bertvision.tasks import TASKS
+    from bertvision.lab.benchmarks import TASKS
 
     rows = [
         {
@@ -65,7 +65,7 @@ def heads(
     from bertvision.heads import HEADS, HeadConfig, count_parameters
     from bertvision.types import HeadShape
 
-    shape = HeadShape(layers=layers, tokens=tokens, width=width, outputs=outputs, per_token=per_token)
+    shape = HeadShape(num_layers=layers, max_tokens=tokens, hidden_size=width, num_outputs=outputs, per_token=per_token)
     rows = []
     for name, row in HEADS.items():
         held, trained = count_parameters(HeadConfig(name), shape)

@@ -202,14 +202,17 @@ def _view(source: "Store", layers: str, first: bool) -> "StateView":
 
     from bertvision.heads import select_layers
 
-    there = source.view.layers
+    view = source.view
+    first_token_only = first or view.first_token_only
     if layers == "all":
-        return replace(source.view, first=first or source.view.first)
-    own = max(there) + 1 if max(there) >= 0 else -min(there)  # layers of the backbone
-    named = select_layers(layers, own)
-    apart = [number - own for number in named] if min(there) < 0 else []
-    chosen = (*apart, *(named if max(there) >= 0 else []))
-    return replace(source.view, layers=chosen, first=first or source.view.first)
+        return replace(view, first_token_only=first_token_only)
+    chosen = tuple(select_layers(layers, view.num_layers))
+    return replace(
+        view,
+        cross_layers=chosen if view.cross_layers else (),
+        bi_layers=chosen if view.bi_layers else (),
+        first_token_only=first_token_only,
+    )
 
 
 def _describe(store: "Store") -> dict[str, Any]:

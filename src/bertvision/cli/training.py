@@ -200,7 +200,7 @@ def score(
     Example: bertvision score squad2 --data dev-v2.0.json --predictions preds.json
     """
     from bertvision.errors import lookup
-    from bertvision.tasks import score_file
+    from bertvision.lab.benchmarks import score_file
 
     lookup({"squad2": None}, task, "task with an official prediction file")
     _print_scores(score_file(data, predictions, no_answer), as_json)
@@ -239,12 +239,12 @@ def demo(root: Root = Path("runs")) -> None:
     from bertvision import trained_model
     from bertvision.heads import default_head
     from bertvision.lab import pipeline
+    from bertvision.lab.benchmarks import TASKS
     from bertvision.lab.experiment import make
-    from bertvision.tasks import TASKS
 
     chosen = []
     for task, items in DEMO_TASKS.items():
-        heads = list(dict.fromkeys([*DEMO_HEADS, str(default_head(TASKS[task].kind))]))
+        heads = list(dict.fromkeys([*DEMO_HEADS, str(default_head(TASKS[task].example_kind))]))
         result = pipeline.run(make(task=task, heads=heads, **DEMO), root=root)
         _print_comparison(result, as_json=False)
         for item, answer in zip(items, trained_model.load(result.best).predict(items), strict=True):

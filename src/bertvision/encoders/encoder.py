@@ -42,8 +42,8 @@ class Encoder(nn.Module):
         self.precision = precision
         self.model = deepcopy(model) if copy else model
         self.model.pooler = None  # the head has a pooler of its own; this one would be a parameter without a gradient
-        self.layers: int = model.config.num_hidden_layers + 1
-        self.width: int = model.config.hidden_size
+        self.num_layers: int = model.config.num_hidden_layers + 1
+        self.hidden_size: int = model.config.hidden_size
         if cpu_optimizations.enabled():
             replace_dropout(self.model)
             replace_attention(self.model)
@@ -53,20 +53,29 @@ class Encoder(nn.Module):
         tokens: dict[str, Tensor],
         attention_mask: Tensor,
         text_ids: Tensor | None = None,
-        layers: Sequence[int] | None = None,
+        *,
+        cross_layers: Sequence[int] | None = None,
+        bi_layers: Sequence[int] = (),
     ) -> Tensor:
-        """Return every layer, embedding output first, `last_hidden_state` last, or those asked for by their numbers,
-        which rise; below 0 are the layers of texts read apart, counted from behind. (B, T) -> (B, L, T, W)"""
+        """Return the hidden states of layers. Layer 0 is the embedding output. (B, T) -> (B, L, T, W)
+
+        Args:
+            tokens: the inputs of the model except its attention mask, each (B, T).
+            attention_mask: bool (B, T).
+            text_ids: (B, T), 1 for the tokens of a pair's second text. Only the bi-encoding reads them.
+            cross_layers: layers of the cross-encoding, which reads a pair as one sequence; all by default.
+            bi_layers: layers of the bi-encoding, which reads each text separately; they come first in the result.
+        """
         require_bool(attention_mask)
-        numbers = range(self.layers) if layers is None else layers
-        found: list[Tensor] = []
-        if numbers[0] < 0:
-            bi = self._read_bi(tokens, attention_mask, text_ids)
-            found += [bi(number) for number in numbers if number < 0]
-        if numbers[-1] >= 0:
+        cross_layers = range(self.num_layers) if cross_layers is None else cross_layers
+        states: list[Tensor] = []
+        if bi_layers:
+            bi_layer = self._read_bi(tokens, attention_mask, text_ids)
+            states += [bi_layer(layer) for layer in bi_layers]
+        if cross_layers:
             cross = self._read(tokens, attention_mask)
-            found += [cross[number] for number in numbers if number >= 0]
-        return torch.stack(found, dim=1).float()
+            states += [cross[layer] for layer in cross_layers]
+        return torch.stack(states, dim=1).float()
 
     def _read(self, tokens: dict[str, Tensor], seen: Tensor) -> list[Tensor]:
         """Each layer: (B, T, W). `seen`: which tokens are seen, (B, T), or by whom, (B, 1, T, T)."""
@@ -78,15 +87,15 @@ class Encoder(nn.Module):
     def _read_bi(
         self, tokens: dict[str, Tensor], attention_mask: Tensor, text_ids: Tensor | None
     ) -> Callable[[int], Tensor]:
-        """Read each text of a pair by itself; return what gives a layer by its number. -> (B, T, W)"""
+        """Encode each text of a pair separately; return a function from layer to states. -> (B, T, W)"""
         config = self.model.config
         text_ids = torch.zeros_like(attention_mask) if text_ids is None else text_ids
         if config.model_type in _PLACED and config._attn_implementation in ("sdpa", ATTENTION):
             inputs, seen, put_back = encode_in_one_row(tokens, attention_mask, text_ids, first_position(config))
         else:
             inputs, seen, put_back = encode_in_two_rows(tokens, attention_mask, text_ids)
-        read = self._read(inputs, seen)
-        return lambda number: put_back(read[number])
+        states = self._read(inputs, seen)
+        return lambda layer: put_back(states[layer])
 
     def packed(self) -> AbstractContextManager[None]:
         """Speed up a frozen encoder with bfloat16 products on a CPU inside a `with` block; the states are the same."""
@@ -117,7 +126,8 @@ class Encoder(nn.Module):
         blocks = [
             each
             for each in self.model.modules()
-            if isinstance(each, nn.ModuleList) and len(each) == self.layers - 1  # ALBERT has one block for all layers
+            if isinstance(each, nn.ModuleList)
+            and len(each) == self.num_layers - 1  # ALBERT has one block for all layers
         ]
         parts = [self.model.embeddings, *(blocks[0] if blocks else [])]
         if not 0 <= lowest <= len(parts):

@@ -23,7 +23,7 @@ from bertvision.encoders.encoder import Encoder, EncoderWithHead, first_position
 from bertvision.encoders.table import ENCODERS
 from bertvision.errors import BertVisionError
 from bertvision.files import require_space, save_tensors
-from bertvision.sources import answers, unpack
+from bertvision.sources import can_connect, unpack
 
 # Their classification head is BERT's pooler (dense, tanh) and classifier under other names.
 _TANH_HEADS = {"roberta", "xlm-roberta", "camembert", "mpnet"}
@@ -71,8 +71,9 @@ class EncoderInfo:
 
     tokenizer: Any
     max_tokens: int
-    layers: int
-    width: int
+    num_layers: int
+    """Embedding output included."""
+    hidden_size: int
     learning_rate: float
     """The rate that suits the backbone for fine-tuning; 0: the task's."""
 
@@ -90,8 +91,8 @@ def load_encoder_info(name: str) -> EncoderInfo:
     return EncoderInfo(
         tokenizer=tokenizer,
         max_tokens=_max_tokens(config, tokenizer),
-        layers=config.num_hidden_layers + 1,
-        width=config.hidden_size,
+        num_layers=config.num_hidden_layers + 1,
+        hidden_size=config.hidden_size,
         learning_rate=rate,
     )
 
@@ -142,7 +143,7 @@ def tokenizer_hash(tokenizer: Any) -> str:
 @cache
 def _offline(where: str) -> bool:
     """Tell whether only the library's cache can help: asking a Hub that does not answer takes it half a minute."""
-    return Path(where).is_dir() or not answers(huggingface_hub.constants.ENDPOINT)
+    return Path(where).is_dir() or not can_connect(huggingface_hub.constants.ENDPOINT)
 
 
 def _require_encoder(name: str, config: Any) -> None:

@@ -20,24 +20,24 @@ def build_head(config: HeadConfig | str, shape: HeadShape) -> nn.Module:
     """Build a head for hidden states of `shape`. A specification such as "adapter:size=32" is parsed first."""
     if isinstance(config, str):
         config = HeadConfig.parse(config)
-    if config.pooler_output and not shape.pooled:
+    if config.pooler_output and not shape.pooler_output:
         raise BertVisionError(f"Head {str(config)!r} reads BERT's pooled [CLS], which exists for sentence tasks only.")
-    if config.uses_bi_encoding and not shape.apart:
+    if config.uses_bi_encoding and not shape.bi_encoding:
         raise BertVisionError(f"Head {str(config)!r} reads bi-encoded pairs, but these hidden states hold none.")
     heads = []
-    for chosen in _layers_read(config, shape):
-        own = replace(shape, layers=len(chosen), pooled=config.pooler_output, apart=False)
+    for selection in _selections(config, shape):
+        num_layers = len(selection.cross_layers) + len(selection.bi_layers)
+        own = replace(shape, num_layers=num_layers, pooler_output=config.pooler_output, bi_encoding=False)
         members = [HEADS[config.name].build(own, **config.builder_options()) for _ in range(config.members)]
         head = members[0] if len(members) == 1 else HeadEnsemble(members)
-        heads.append(head if chosen == shape.numbers else LayerSelect(head, chosen, shape.numbers))
+        heads.append(head if selection == shape.view else LayerSelect(head, selection, shape.view))
     return heads[0] if len(heads) == 1 else HeadEnsemble(heads)
 
 
-def _layers_read(config: HeadConfig, shape: HeadShape) -> list[list[int]]:
-    """Return the numbers of the layers that a head reads, for each of its encodings."""
-    chosen = select_layers(config.layers, shape.own_layers)
-    bi = [number - shape.own_layers for number in chosen]
-    cross = [*chosen, shape.own_layers] if config.pooler_output else chosen
+def _selections(config: HeadConfig, shape: HeadShape) -> list[StateView]:
+    """Return the hidden states that a head reads, for each of its encodings."""
+    layers = tuple(select_layers(config.layers, shape.num_layers))
+    cross, bi = StateView(cross_layers=layers, pooler_output=config.pooler_output), StateView(bi_layers=layers)
     return {"cross": [cross], "bi": [bi], "both": [cross, bi]}[config.encoding]
 
 
@@ -57,26 +57,35 @@ def training_dtype(models: Iterable[nn.Module]) -> torch.dtype:
 
 def build_for_view(config: HeadConfig, shape: HeadShape, view: StateView) -> nn.Module:
     """Build a head that reads hidden states of which only a view is available."""
-    return select_from_view(build_head(config, shape), view, shape.own_layers)
+    return select_from_view(build_head(config, shape), view)
 
 
-def select_from_view(head: nn.Module, view: StateView, layers: int) -> nn.Module:
-    """Let a head find its layers in a view of the hidden states of an encoder with so many layers."""
+def select_from_view(head: nn.Module, view: StateView) -> nn.Module:
+    """Let a head find its layers in hidden states of which only a view is available."""
     for part in head.modules():
         if isinstance(part, LayerSelect):
-            part.through(view, layers)
+            part.select_from(view)
     return head
 
 
 def required_view(configs: Iterable[HeadConfig], shape: HeadShape) -> StateView:
     """Return the part of the hidden states that these heads and BERT's own head read."""
-    layers, pooled, first = {shape.own_layers - 1}, False, not shape.per_token
+    cross, bi = {shape.num_layers - 1}, set[int]()
+    pooler_output, first = False, not shape.per_token
     for config in configs:
-        layers |= {number for chosen in _layers_read(config, shape) for number in chosen if number < shape.own_layers}
-        pooled |= config.pooler_output
+        for selection in _selections(config, shape):
+            cross.update(selection.cross_layers)
+            bi.update(selection.bi_layers)
+        pooler_output |= config.pooler_output
         with torch.device("meta"):
             first = first and input_spec_of(build_head(config, shape)).tokens == "cls"
-    return StateView(layers=tuple(sorted(layers)), pooled=pooled, first=first)
+    return StateView(
+        cross_layers=tuple(sorted(cross)),
+        bi_layers=tuple(sorted(bi)),
+        pooler_output=pooler_output,
+        first_token_only=first,
+        num_layers=shape.num_layers,
+    )
 
 
 def count_parameters(config: HeadConfig, shape: HeadShape) -> tuple[int, int]:

@@ -1,6 +1,5 @@
 """The structure that most heads share, BERT's own kind of head, and the selection of layers."""
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -45,7 +44,7 @@ class Head(nn.Module):
         reads_cls = isinstance(self.token_pooling, ClsPooling) and not getattr(layer_pooling, "mixes_tokens", False)
         self.input_spec = InputSpec(tokens="cls" if reads_cls else "all")
         self.dropout = nn.Dropout(dropout)
-        self.classifier = nn.Linear(self._pooled_features(features), shape.outputs)
+        self.classifier = nn.Linear(self._pooled_features(features), shape.num_outputs)
 
     def forward(self, hidden: Tensor, attention_mask: Tensor, text_ids: Tensor | None = None) -> Tensor:
         """Compute logits. Hidden states (B, L, T, W), mask and text ids (B, T) -> (B, T, C) or (B, C)"""
@@ -80,7 +79,7 @@ class Head(nn.Module):
     def _features(self) -> int:
         """Measure F with one token of zeros."""
         self.eval()  # so that batch norm does not update its statistics
-        probe = torch.zeros(1, self.shape.layers, 1, self.shape.width)
+        probe = torch.zeros(1, self.shape.num_channels, 1, self.shape.hidden_size)
         features = self._represent(probe, torch.ones(1, 1, dtype=torch.bool)).shape[-1]
         self.train()
         return features
@@ -101,9 +100,9 @@ class BertHead(nn.Module):
         self.shape = shape
         self.input_spec = InputSpec(layers="last", tokens="all" if shape.per_token else "cls")
         if not shape.per_token:
-            self.pooler = nn.Linear(shape.width, shape.width)
+            self.pooler = nn.Linear(shape.hidden_size, shape.hidden_size)
             self.dropout = nn.Dropout(dropout)
-        self.classifier = nn.Linear(shape.width, shape.outputs)
+        self.classifier = nn.Linear(shape.hidden_size, shape.num_outputs)
         for layer in self.children():
             if isinstance(layer, nn.Linear):
                 nn.init.normal_(layer.weight, std=0.02)  # BERT's initializer
@@ -122,31 +121,27 @@ class BertHead(nn.Module):
 
 
 class LayerSelect(nn.Module):
-    """Show a head some of the layers only."""
+    """Give a head some of the channels of the hidden states only."""
 
-    def __init__(self, head: nn.Module, layers: list[int], among: Sequence[int] | None = None):
-        """`among`: the numbers of the layers that the states hold; none: they begin with 0."""
+    def __init__(self, head: nn.Module, selection: StateView, available: StateView):
+        """`selection`: the channels that the head reads; `available`: those that the hidden states hold."""
         super().__init__()
         self.head = head
-        self.chosen = layers
-        self._look_at([among.index(layer) for layer in layers] if among else layers)
+        self.selection = selection
+        self.select_from(available)
 
     def forward(self, hidden: Tensor, attention_mask: Tensor, text_ids: Tensor | None = None) -> Any:
-        return call_head(self.head, hidden[:, self.layers], attention_mask, text_ids)
+        return call_head(self.head, hidden[:, self.channels], attention_mask, text_ids)
 
     @property
     def input_spec(self) -> InputSpec:
         """The input specification of the head."""
         return input_spec_of(self.head)
 
-    def through(self, view: StateView, layers: int) -> "LayerSelect":
-        """Find the chosen layers in states that are a view of `layers` layers."""
-        available = [*view.layers, layers] if view.pooled else list(view.layers)
-        self._look_at([available.index(layer) for layer in self.chosen])
-        return self
-
-    def _look_at(self, positions: list[int]) -> None:
+    def select_from(self, available: StateView) -> None:
+        """Find the selected channels in hidden states that hold these."""
+        positions = available.positions(self.selection)
         # A slice is a view; a list of indices copies every state.
         first, last = positions[0], positions[-1]
         step = positions[1] - first if len(positions) > 1 else 1
-        self.layers = slice(first, last + 1, step) if positions == list(range(first, last + 1, step)) else positions
+        self.channels = slice(first, last + 1, step) if positions == list(range(first, last + 1, step)) else positions

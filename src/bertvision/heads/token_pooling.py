@@ -153,7 +153,7 @@ TOKEN_POOLINGS = {
     "attention": lambda shape, features: AttentionPooling(features),
     "compare": lambda shape, features: ComparePooling(),
     "align": lambda shape, features: AlignPooling(),
-    "flatten": lambda shape, features: FlattenPooling(shape.tokens),
+    "flatten": lambda shape, features: FlattenPooling(shape.max_tokens),
 }
 
 

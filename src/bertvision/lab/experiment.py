@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
+from bertvision.cpu_optimizations import enabled
 from bertvision.errors import BertVisionError, lookup
 from bertvision.training.config import SCHEDULES, TrainingConfig
 
@@ -93,6 +94,8 @@ class Experiment:
     seed: int = 0
     precision: str = "auto"
     """Of the backbone's products: "auto" is bfloat16 where the machine computes in it natively, else float32."""
+    cpu_optimizations: bool = field(default_factory=enabled)
+    """Whether to use the optimizations for CPUs, such as fast dropout; false: the plain code of PyTorch."""
     data: DataConfig = DataConfig()
     finetune: TrainingConfig = TrainingConfig(schedule="constant")
     train: TrainingConfig = TrainingConfig(epochs=3.0, patience=2, batch_size=32)

@@ -45,7 +45,8 @@ def extract(
         )
     data = load_data(replace(experiment, head_fractions=head_fractions, fractions=head_fractions))
     reading = load_encoder_info(experiment.encoder_at(min(head_fractions)))
-    numbers = _numbers(data, layers, reading.layers, texts, first=first)  # a mistake should not cost a fine-tuning
+    # Before fine-tuning, so that a mistake does not cost its time.
+    view = _view(data, layers, reading.num_layers, texts, first=first, pooled=pooled)
     if pooled and data.task.per_token:
         raise BertVisionError("BERT's pooled [CLS] exists for sentence tasks only; leave --pooler-output out.")
     if address:
@@ -53,20 +54,24 @@ def extract(
     checkpoints = finetune(data, root)
     for fraction in head_fractions:
         checkpoint = open_checkpoint(data, checkpoints, fraction)
-        view = StateView(layers=numbers, pooled=pooled, first=first)
         for name in names:
             yield make_store(data, checkpoints, checkpoint, name, view, spread=bool(address))
 
 
-def _numbers(data: ExperimentData, layers: str, count: int, texts: str, *, first: bool) -> tuple[int, ...]:
-    """The numbers of the layers to be stored, of every way in which the texts of a pair are to be read."""
-    pair = data.task.kind == "pair"
+def _view(data: ExperimentData, layers: str, num_layers: int, texts: str, *, first: bool, pooled: bool) -> StateView:
+    """Return the hidden states to be stored."""
+    pair = data.task.example_kind == "pair"
     texts = texts or ("both" if pair and not first else "cross")
     if lookup(ENCODINGS, texts, "value of encoding") and texts != "cross" and (first or not pair):
         raise BertVisionError("Only the texts of pairs can be read apart, and then [CLS] alone is of one text.")
-    together = select_layers(layers, count)
-    apart = [number - count for number in together] if texts != "cross" else []
-    return (*apart, *(together if texts != "bi" else []))
+    chosen = tuple(select_layers(layers, num_layers))
+    return StateView(
+        cross_layers=chosen if texts != "bi" else (),
+        bi_layers=chosen if texts != "cross" else (),
+        pooler_output=pooled,
+        first_token_only=first,
+        num_layers=num_layers,
+    )
 
 
 def make_store(
@@ -138,13 +143,15 @@ def estimate(
 ) -> dict[str, Any]:
     """Say how large stores of these splits would be, in every type; no weights are loaded."""
     data, reading = load_data(experiment), load_encoder_info(experiment.encoder_at(min(experiment.fractions)))
-    view = StateView(layers=_numbers(data, layers, reading.layers, texts, first=first), pooled=pooled, first=first)
+    view = _view(data, layers, reading.num_layers, texts, first=first, pooled=pooled)
     lengths = np.concatenate([stored_lengths(getattr(data, name), view) for name in names])
-    padded = len(lengths) * (1 if first else data.max_tokens) * view.channels * reading.width * 4
+    padded = len(lengths) * (1 if first else data.max_tokens) * view.num_channels * reading.hidden_size * 4
     return {
         "rows": len(lengths),
         "tokens": int(lengths.sum()),
         "max_tokens": data.max_tokens,
         "padded_float32": padded,
-        "bytes": {type: Layout(type=type, view=view, width=reading.width, lengths=lengths).bytes for type in FORMATS},
+        "bytes": {
+            type: Layout(type=type, view=view, width=reading.hidden_size, lengths=lengths).bytes for type in FORMATS
+        },
     }

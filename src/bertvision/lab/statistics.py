@@ -82,7 +82,7 @@ def significance(pair: Pair, resamples: int = RESAMPLES) -> tuple[ScoreDifferenc
     """Test two models, and name the test: McNemar's for the accuracy of one seed, else the paired bootstrap."""
     gap, task = compare([pair], resamples), pair.task
     if len(pair.first) == 1 and (pair.key or task.primary) == "accuracy":
-        first, second = task.right(pair.first[0]), task.right(pair.second[0])
+        first, second = task.is_correct(pair.first[0]), task.is_correct(pair.second[0])
         if first is not None and second is not None:
             return replace(gap, p=mcnemar(first, second)), "McNemar"
     return gap, "paired bootstrap"
@@ -108,7 +108,7 @@ def _resampled(
 
 def _mean(task: Task, outcomes: Sequence[np.ndarray], rows: np.ndarray | slice, key: str) -> float | None:
     # A resample may lack the rows a key is about; it then says nothing about that key.
-    scores = [found[key] for each in outcomes if key in (found := task.summarize(each[rows]))]
+    scores = [found[key] for each in outcomes if key in (found := task.compute_metrics(each[rows]))]
     return float(np.mean(scores)) if len(scores) == len(outcomes) else None
 
 

@@ -92,7 +92,7 @@ def _lifespan(service: InferenceService, state: ServerState) -> Callable[[FastAP
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         service.batcher.start()
         for name, model in service.models.items():  # the first forward pass allocates memory and is slow
-            item: Any = ("warm up",) * len(model.task.inputs)
+            item: Any = ("warm up",) * len(model.task.text_names)
             await service.predict({name: model}, [item], nbest=1, bert=True, timeout=None)
         state.ready = True
         yield

@@ -100,7 +100,7 @@ def run_batch(rows: Sequence[QueuedRow]) -> list[dict[str, np.ndarray]]:
         tokens={name: np.concatenate([row.tokens[name] for row in rows]) for name in rows[0].tokens},
         offsets=np.concatenate([[0], np.cumsum(lengths)]),
         labels=np.zeros(len(rows), dtype=np.int64),
-        origins=[None] * len(rows),
+        example_ids=[""] * len(rows),
         second_text_starts=np.array(
             [row.length if row.second_text_start is None else row.second_text_start for row in rows]
         ),

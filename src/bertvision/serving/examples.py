@@ -59,6 +59,6 @@ def examples_for(task: Task) -> Examples:
     """Return examples (title, texts) with the inputs of the task."""
     if task.name in BY_TASK:
         return BY_TASK[task.name]
-    if "context" in task.inputs:
+    if "context" in task.text_names:
         return QUESTIONS
-    return PAIRS if len(task.inputs) == 2 else OTHER
+    return PAIRS if len(task.text_names) == 2 else OTHER

@@ -73,7 +73,7 @@ MAIN_OUTPUTS = {"span": ("answer", "BYTES"), "class": ("label", "BYTES"), "score
 def items_from_tensors(request: Infer, model: TrainedModel) -> list[Any]:
     """Convert the input tensors of a request to items."""
     columns = {tensor.name: tensor.data for tensor in request.inputs}
-    inputs = model.task.inputs
+    inputs = model.task.text_names
     missing = [name for name in inputs if name not in columns]
     if missing:
         raise BertVisionError(f"The request lacks the input {missing[0]!r}; the model takes {', '.join(inputs)}.")
@@ -131,7 +131,7 @@ def _add_model_routes(app: FastAPI, service: InferenceService, state: Any) -> No
         model = service.models.get(name)
         if model is None:
             return unknown_model()
-        inputs = [{"name": text, "datatype": "BYTES", "shape": [-1]} for text in model.task.inputs]
+        inputs = [{"name": text, "datatype": "BYTES", "shape": [-1]} for text in model.task.text_names]
         answer_type = next(entry["answers"] for entry in service.description["models"] if entry["name"] == name)
         output, datatype = MAIN_OUTPUTS[answer_type]
         outputs = [{"name": output, "datatype": datatype, "shape": [-1]}]

@@ -165,7 +165,7 @@ def compare(name: str, original: TrainedModel, exported: TrainedModel, examples:
         raise BertVisionError(f"There are no rows to compare the answers of {name} on. Give a file with --data.")
     features, task = original.encode_examples(examples), original.task
     predictions = [model.logits(features) for model in (original, exported)]
-    answers = [task.answers(prediction, features, original.settings) for prediction in predictions]
+    answers = [task.decode(prediction, features, original.settings) for prediction in predictions]
     equal = [_equal(answers[0][example.id], answers[1][example.id]) for example in examples]
     return ParityReport(
         model=name,
@@ -210,7 +210,7 @@ def _write_graph(
     path: Path, shared_encoder: TorchEncoder, models: Sequence[TrainedModel], outputs: Mapping[str, str], *, int8: bool
 ) -> None:
     """Trace the encoder and all heads, with dynamic batch size and length."""
-    samples = [model.encode([("a short text",) * len(model.task.inputs)]) for model in models]  # pyright: ignore
+    samples = [model.encode([("a short text",) * len(model.task.text_names)]) for model in models]  # pyright: ignore
     pairs = any(features.second_text_starts is not None for features in samples)
     inputs = [*samples[0].tokens, "attention_mask", *(["text_ids"] if pairs else [])]
     sizes = {"batch": torch.export.Dim("batch", min=1), "tokens": torch.export.Dim("tokens", min=2)}

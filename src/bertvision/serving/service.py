@@ -63,7 +63,7 @@ class InferenceService:
         if len(self.models) == 1:
             return dict(self.models)
         text_counts = {1 if isinstance(item, str) else len(item) for item in items}
-        fitting = {name: model for name, model in self.models.items() if {len(model.task.inputs)} == text_counts}
+        fitting = {name: model for name, model in self.models.items() if {len(model.task.text_names)} == text_counts}
         if not fitting:
             raise BertVisionError(f"No model takes items of this form. Name one of the models: {available}.")
         return fitting
@@ -182,7 +182,7 @@ def encode_items(models: dict[str, TrainedModel], items: Sequence[Item]) -> dict
             id(model.bert_head.shared_encoder),
             type(model.task),
             model.max_tokens,
-            model.task.inputs,
+            model.task.text_names,
             getattr(model.task, "answerable", None),
         )
         if key not in cache:
@@ -232,7 +232,7 @@ def _describe(name: str, model: TrainedModel) -> dict[str, Any]:
         "summary": task.summary,
         "kind": run.kind,
         "head": run.name,
-        "inputs": list(task.inputs),
+        "inputs": list(task.text_names),
         "answers": "span" if task.per_token else "class" if classes else "score",
         "classes": classes,
         "encoder": _encoder_name(model.members[0]),

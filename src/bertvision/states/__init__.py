@@ -5,7 +5,7 @@ from bertvision.states.computed import ComputedStates
 from bertvision.states.conversion import convert
 from bertvision.states.formats import FORMATS
 from bertvision.states.in_memory import InMemoryStates, StateSource, read_into_memory
-from bertvision.states.layout import Layout, RowTable, is_store
+from bertvision.states.layout import Layout, RowTable, is_store, view_to_manifest
 from bertvision.states.partition import partition
 from bertvision.states.requests import MEMORY, MODES, StateRequest, open_states
 from bertvision.states.store import Store, find_stores, remove_store
@@ -34,5 +34,6 @@ __all__ = [
     "read_into_memory",
     "partition",
     "remove_store",
+    "view_to_manifest",
     "write",
 ]

@@ -64,20 +64,23 @@ class ComputedStates:
         batch = self.tokens.collate(rows).to(self.device)
         with torch.no_grad():  # not inference_mode: a head must back-propagate from these
             hidden = self._look(batch)
-        if not self.view.first:
+        if not self.view.first_token_only:
             return replace(batch, inputs=hidden)
         text_ids = None if batch.text_ids is None else batch.text_ids[:, :1]
         return replace(batch, inputs=hidden, attention_mask=batch.attention_mask[:, :1], text_ids=text_ids)
 
     def _look(self, batch: Batch) -> Tensor:
         """Compute the states that the view is of."""
-        layers = list(self.view.layers)
-        if self.view.pooled:  # it is made of the last layer, which need not be wanted
-            layers = sorted({*layers, self.encoder.layers - 1})
-        states = self.encoder(batch.inputs, batch.attention_mask, batch.text_ids, layers=layers)
-        hidden = states[:, : len(self.view.layers), :1] if self.view.first else states[:, : len(self.view.layers)]
-        if self.view.pooled:
-            assert self.pool is not None, "a view with the pooled channel needs the pooler"
+        view, cross_layers = self.view, self.view.cross_layers
+        if view.pooler_output:  # it is computed from the last layer, which the view need not hold
+            cross_layers = tuple(sorted({*cross_layers, self.encoder.num_layers - 1}))
+        states = self.encoder(
+            batch.inputs, batch.attention_mask, batch.text_ids, cross_layers=cross_layers, bi_layers=view.bi_layers
+        )
+        hidden = states[:, : len(view.bi_layers) + len(view.cross_layers)]
+        hidden = hidden[:, :, :1] if view.first_token_only else hidden
+        if view.pooler_output:
+            assert self.pool is not None, "a view with the pooler output needs the pooler"
             channel = torch.zeros_like(hidden[:, :1])
             channel[:, 0, 0] = self.pool(states[:, -1])
             hidden = torch.cat([hidden, channel], dim=1)

@@ -21,10 +21,10 @@ def convert(source: Store, path: Path, *, type: str = "", view: StateView | None
     if Path(path).resolve() == source.path.resolve():
         raise BertVisionError("A store cannot be converted in place. Name another directory.")
     known = source.known
-    lengths = np.ones_like(known.lengths) if view.first else known.lengths
+    lengths = np.ones_like(known.lengths) if view.first_token_only else known.lengths
     # The plan is not used: the writer asks for the rows of each shard.
     read = StoredStates(source, BatchPlan(known.lengths, 1), view)
-    identity = {key: value for key, value in source.identity.items() if key != "pooler" or view.pooled}
+    identity = {key: value for key, value in source.identity.items() if key != "pooler" or view.pooler_output}
     return write(
         path,
         read,

@@ -78,5 +78,5 @@ def read_into_memory(
 
 def size(lengths: np.ndarray, view: StateView, width: int, dtype: torch.dtype) -> int:
     """Bytes that the states of a split take in memory."""
-    tokens = len(lengths) if view.first else int(lengths.sum())
-    return tokens * view.channels * width * dtype.itemsize
+    tokens = len(lengths) if view.first_token_only else int(lengths.sum())
+    return tokens * view.num_channels * width * dtype.itemsize

@@ -74,7 +74,7 @@ class Layout:
     """First row of each shard, and the one after its last."""
 
     def __post_init__(self) -> None:
-        sizes = -(-self.lengths * self.view.channels * self.format.state_bytes(self.width) // ALIGN) * ALIGN
+        sizes = -(-self.lengths * self.view.num_channels * self.format.state_bytes(self.width) // ALIGN) * ALIGN
         ends = np.cumsum(sizes)
         # Any two neighbours together are larger than this, or they would be one: half of it would make twice as many.
         target = max(self.shard, -(-2 * int(ends[-1]) // MOST_SHARDS))
@@ -107,13 +107,40 @@ class Layout:
         """Return plain JSON."""
         return {
             "type": self.type,
-            "layers": list(self.view.layers),
-            "pooled": self.view.pooled,
-            "tokens": "first" if self.view.first else "all",
+            **view_to_manifest(self.view),
             "width": self.width,
             "align": ALIGN,
             "shard": self.shard,
         }
+
+
+def view_to_manifest(view: StateView) -> dict[str, Any]:
+    """Return a view as a manifest holds it: bi-encoded layers are numbered below 0, the last of the encoder is -1."""
+    if view.bi_layers and view.num_layers <= view.bi_layers[-1]:
+        raise ValueError("A view of bi-encoded layers can be stored only if its `num_layers` is set.")
+    return {
+        "layers": [*(layer - view.num_layers for layer in view.bi_layers), *view.cross_layers],
+        "pooled": view.pooler_output,
+        "tokens": "first" if view.first_token_only else "all",
+    }
+
+
+def view_from_manifest(layout: Mapping[str, Any], num_layers: int = 0) -> StateView:
+    """Read what `view_to_manifest` returned.
+
+    `num_layers`: layers of the encoder. Without it, the smallest number that fits is assumed. That is right if the last
+    cross-encoded or the first bi-encoded layer is stored; and a view converts back to the same manifest in any case.
+    """
+    numbers = layout["layers"]
+    cross_layers, bi_numbers = [n for n in numbers if n >= 0], [n for n in numbers if n < 0]
+    num_layers = num_layers or max([0, *(n + 1 for n in cross_layers), *(-n for n in bi_numbers)])
+    return StateView(
+        cross_layers=tuple(cross_layers),
+        bi_layers=tuple(n + num_layers for n in bi_numbers),
+        pooler_output=layout["pooled"],
+        first_token_only=layout["tokens"] == "first",
+        num_layers=num_layers,
+    )
 
 
 def shard_name(number: int) -> str:

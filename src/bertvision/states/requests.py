@@ -60,10 +60,13 @@ class StateRequest:
 
     def found(self) -> Store | None:
         """Open a finished store that has these states, and perhaps more; the place itself must, if it is one."""
+        num_layers = self.source.view.num_layers
         if is_store(self.place):
-            return Store(self.place).require(self.identity, self.source.view)
+            return Store(self.place, num_layers).require(self.identity, self.source.view)
         beside = sorted(path.parent for path in self.place.parent.glob(f"*/{MANIFEST}") if is_store(path.parent))
-        stores = [store for path in beside if not (store := Store(path)).lacks(self.identity, self.source.view)]
+        stores = [
+            store for path in beside if not (store := Store(path, num_layers)).lacks(self.identity, self.source.view)
+        ]
         exact = list(FORMATS)  # from exact to coarse: a coarser type than asked for is another answer
         stores = [store for store in stores if exact.index(store.layout.type) <= exact.index(self.type)]
         return max(stores, key=lambda store: exact.index(store.layout.type), default=None)
@@ -189,7 +192,7 @@ class _Sample:
         self.rows = int(edges[-1])
         hidden = batches[0].inputs
         assert isinstance(hidden, Tensor)
-        self.view = StateView(layers=tuple(range(hidden.shape[1])))
+        self.view = StateView(cross_layers=tuple(range(hidden.shape[1])))
 
     def read(self, batches: Iterable[np.ndarray]) -> Iterator[Batch]:
         """Yield what is there; the order asked for does not matter to a trial."""

@@ -32,6 +32,7 @@ from bertvision.states.layout import (
     seal,
     shard_name,
     short,
+    view_from_manifest,
 )
 from bertvision.types import StateView
 
@@ -47,15 +48,14 @@ class _OpenShard(NamedTuple):
 class Store:
     """A finished store, open for reading; several threads and processes may read it at once."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, num_layers: int = 0):
+        """`num_layers`: layers of the encoder, where known; see `view_from_manifest`."""
         self.path = Path(path)
         self.manifest = self._read_manifest()
         try:
             layout = self.manifest["layout"]
             self.identity: dict[str, Any] = self.manifest["identity"]
-            self.view = StateView(
-                layers=tuple(layout["layers"]), pooled=layout["pooled"], first=layout["tokens"] == "first"
-            )
+            self.view = view_from_manifest(layout, num_layers)
             self.known = self._read_rows()
             self.layout = Layout(
                 type=layout["type"],
@@ -118,12 +118,17 @@ class Store:
     def lacks(self, identity: Mapping[str, Any], view: StateView) -> str:
         """Say why this store cannot serve these states, or nothing if it can."""
         wrong = [text] if (text := differences(identity, self.identity)) else []
-        if missing := sorted(set(view.layers) - set(self.view.layers)):
-            wrong.append(f"layers {short(list(self.view.layers))} are there, {short(missing)} are not")
-        if self.view.first and not view.first:
-            wrong.append("only the first token is there")
-        if view.pooled and not self.view.pooled:
-            wrong.append("the pooled [CLS] is not there")
+        for encoding, stored, asked in (
+            ("bi", self.view.bi_layers, view.bi_layers),
+            ("cross", self.view.cross_layers, view.cross_layers),
+        ):
+            if missing := sorted(set(asked) - set(stored)):
+                held = short(list(stored)) if stored else "none"
+                wrong.append(f"of the {encoding}-encoded layers it holds {held}, but not {short(missing)}")
+        if self.view.first_token_only and not view.first_token_only:
+            wrong.append("it holds only the first token")
+        if view.pooler_output and not self.view.pooler_output:
+            wrong.append("it does not hold the pooler output")
         return "; ".join(wrong)
 
     def require(self, identity: Mapping[str, Any], view: StateView) -> "Store":
@@ -200,9 +205,8 @@ class Store:
     def decode(self, rows: np.ndarray, data: Sequence[Tensor], view: StateView, hidden: Tensor) -> None:
         """Fill `hidden` (B, L, T, W) with the states that `bytes_of` returned, and padding."""
         lengths = self.known.lengths[rows].tolist()
-        channels, width, form = self.view.channels, self.layout.width, self.layout.format
-        positions = [self.view.layers.index(layer) for layer in view.layers]
-        positions += [channels - 1] if view.pooled else []
+        channels, width, form = self.view.num_channels, self.layout.width, self.layout.format
+        positions = self.view.positions(view)
         longest = hidden.shape[2]
         # Row by row: what is decoded stays in the cache until it is rounded.
         exact = None if hidden.dtype == torch.float32 else torch.empty(hidden.shape[1:], device=hidden.device)
@@ -212,7 +216,7 @@ class Store:
                 wide = part.width(width)
                 end = at + channels * tokens * wide * part.dtype.itemsize
                 states = row[at:end].view(part.dtype).view(channels, tokens, wide)[:, :seen]
-                parts.append(states if view.channels == channels else states[positions])
+                parts.append(states if view.num_channels == channels else states[positions])
                 at = end
             form.decode(parts, (here if exact is None else exact)[:, :seen])
             if exact is not None:

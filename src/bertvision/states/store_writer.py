@@ -83,7 +83,7 @@ def write(
     with file_lock(path.absolute(), wait=False) if rank == 0 else nullcontext():
         try:
             if distributed.broadcast_decision(is_store(path)) if shared else is_store(path):
-                store = Store(path)
+                store = Store(path, layout.view.num_layers)
                 _require_same(path, "another store", store.manifest, header)
                 (path / UNFINISHED).unlink(missing_ok=True)  # killed between the last two steps
                 return store
@@ -105,7 +105,7 @@ def write(
             _meet(of)
         except OSError as error:
             raise write_error(path, error) from error
-        return Store(path)
+        return Store(path, layout.view.num_layers)
 
 
 def finish(path: Path, layout: Layout, header: dict[str, Any]) -> None:

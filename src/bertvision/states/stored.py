@@ -62,8 +62,8 @@ class StoredStates:
         if not todo:
             return
         lengths = self.store.known.lengths
-        tokens = max(len(rows) * (1 if self.view.first else int(lengths[rows].max())) for rows in todo)
-        largest = tokens * self.view.channels * self.store.layout.width * self.dtype.itemsize
+        tokens = max(len(rows) * (1 if self.view.first_token_only else int(lengths[rows].max())) for rows in todo)
+        largest = tokens * self.view.num_channels * self.store.layout.width * self.dtype.itemsize
         ahead = max(1, min(MOST_AHEAD, AHEAD // largest))
         yield from self._beside(todo, ahead) if self.threads else self._between(todo, ahead)
 
@@ -102,8 +102,8 @@ class StoredStates:
         data = self.store.bytes_of(rows)
         began = time.perf_counter()
         known = self.store.known
-        lengths = np.ones(len(rows), dtype=np.int64) if self.view.first else known.lengths[rows]
-        shape = (len(rows), self.view.channels, int(lengths.max()), self.store.layout.width)
+        lengths = np.ones(len(rows), dtype=np.int64) if self.view.first_token_only else known.lengths[rows]
+        shape = (len(rows), self.view.num_channels, int(lengths.max()), self.store.layout.width)
         device = self.device if self.device.type == "cuda" else torch.device("cpu")  # where rows are decoded
         hidden = torch.empty(shape, device=device, dtype=self.dtype)
         self.store.decode(rows, [row.to(device) for row in data], self.view, hidden)

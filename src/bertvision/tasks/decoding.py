@@ -1,6 +1,6 @@
-"""From start and end logits to answers: the best spans of each window, then the best of all windows."""
+"""Decoding of start and end logits: the best spans of each window, then the best of all windows."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,21 +13,19 @@ from bertvision.types import Features, Predictions
 MOST = 20
 """Starts and ends considered per window, and candidates kept per question."""
 LONGEST = 30
-"""Tokens in the longest answer."""
+"""Maximum number of tokens in an answer."""
 
 
 class Window(NamedTuple):
-    """What one row of SQuAD features is a window of."""
+    """The part of a context that one row of SQuAD features covers."""
 
-    id: str
-    """The question's."""
     context: str
     spans: np.ndarray
-    """(T, 2) int32: the characters of the context each token covers; -1 for tokens outside the context."""
+    """(T, 2) int32: the characters of the context that each token covers; -1 for tokens outside the context."""
 
 
 class Candidate(NamedTuple):
-    """One possible answer; the empty text at (0, 0) is "no answer"."""
+    """A possible answer. The empty text at (0, 0) means "no answer"."""
 
     text: str
     start: int
@@ -38,21 +36,21 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """The answer to one question: a piece of the context, or "" for none."""
+    """The answer to a question: a substring of the context, or "" for no answer."""
 
     text: str
     start: int
-    """Characters of the context; both 0 if there is no answer."""
+    """Start and end are character positions in the context; both are 0 if there is no answer."""
     end: int
     score: float | None
-    """Of the best span, whether or not it was given as the answer; None: no window had one."""
+    """The score of the best span, whether or not it is the answer. None if no window has a span."""
     null_score: float
     nbest: tuple[Candidate, ...]
-    """Best first, "no answer" among them, with probabilities over exactly these."""
+    """The best candidates in descending order, including "no answer". Their probabilities sum to one."""
 
     @property
     def difference(self) -> float:
-        """How much "no answer" leads over the best span."""
+        """The score of "no answer" minus that of the best span."""
         return np.inf if self.score is None else self.null_score - self.score
 
     @property
@@ -64,7 +62,7 @@ class Answer:
 def best_spans(
     logits: np.ndarray, spans: np.ndarray, most: int = MOST, longest: int = LONGEST
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the characters (K, 2) and scores (K,) of a window's best spans, best first. logits (T, 2)"""
+    """Return the characters (K, 2) and scores (K,) of the best spans of a window, best first. logits (T, 2)"""
     tokens = np.flatnonzero(spans[:, 0] >= 0)
     starts, ends = (tokens[_top(logits[tokens, side], most)] for side in (0, 1))
     lengths = ends[None, :] - starts[:, None] + 1
@@ -75,24 +73,25 @@ def best_spans(
 
 
 def _top(values: np.ndarray, count: int) -> np.ndarray:
-    """Return the positions of the `count` largest, largest first, earlier ones first among equals."""
+    """Return the positions of the `count` largest values in descending order. Ties keep their order."""
     return np.argsort(-values, kind="stable")[:count]
 
 
-def decode(
+def decode_spans(
     predictions: Predictions, features: Features, threshold: float = 0.0, *, most: int = MOST, longest: int = LONGEST
 ) -> dict[str, Answer]:
-    """Answer every question of `features`; "" where "no answer" leads by more than `threshold`."""
+    """Return the answer to every question. It is "" where "no answer" leads by more than `threshold`."""
+    assert features.windows is not None
     questions: dict[str, list[tuple[Window, np.ndarray]]] = {}
-    for row, place in enumerate(rows_in_order(predictions, features)):
-        logits = predictions.row(int(place))
-        window: Window = features.origins[row]
+    for row, position in enumerate(rows_in_order(predictions, features)):
+        logits = predictions.row(int(position))
+        window: Window = features.windows[row]
         if logits.shape != window.spans.shape:
             raise BertVisionError(
-                f"The predictions for {features.ids[row]!r} have shape {logits.shape}, but its window needs "
-                f"{window.spans.shape}: they were made with another tokenizer or window length."
+                f"The predictions for {features.ids[row]!r} have shape {logits.shape}, but its window has "
+                f"{window.spans.shape}. They were made with another tokenizer or maximum length."
             )
-        questions.setdefault(window.id, []).append((window, logits))
+        questions.setdefault(features.example_ids[row], []).append((window, logits))
     return {id: _answer(windows, threshold, most, longest) for id, windows in questions.items()}
 
 
@@ -116,27 +115,22 @@ def _answer(windows: Iterable[tuple[Window, np.ndarray]], threshold: float, most
         Candidate(context[start:end], start, end, value, probability)
         for (start, end, value), probability in zip(entries, probabilities, strict=True)
     )
-    given = best is not None and null - best <= threshold
-    start, end = ranked[0][0] if given else (0, 0)
+    answered = best is not None and null - best <= threshold
+    start, end = ranked[0][0] if answered else (0, 0)
     return Answer(text=context[start:end], start=start, end=end, score=best, null_score=null, nbest=nbest)
 
 
 def _strip(context: str, start: int, end: int) -> tuple[int, int]:
-    """Leave out spaces at either end: some tokenizers count the space before a word as its own."""
+    """Strip spaces at both ends: some tokenizers count the space before a word as part of its token."""
     text = context[start:end]
     start += len(text) - len(text.lstrip())
     return start, start + len(text.strip())
 
 
 def no_answer_margins(predictions: Predictions, features: Features) -> dict[str, float]:
-    """Return per question how much "unanswerable" leads; one window that sees an answer is enough. logits (N, 2)"""
+    """Return the margin of "unanswerable" per question, the smallest of its windows. logits (N, 2)"""
     logits = predictions.logits[rows_in_order(predictions, features)].astype(np.float64)
     margins: dict[str, float] = {}
-    for window, margin in zip(features.origins, (logits[:, 1] - logits[:, 0]).tolist(), strict=True):
-        margins[window.id] = min(margin, margins.get(window.id, np.inf))
+    for id, margin in zip(features.example_ids, (logits[:, 1] - logits[:, 0]).tolist(), strict=True):
+        margins[id] = min(margin, margins.get(id, np.inf))
     return margins
-
-
-def probabilities(margins: Mapping[str, float]) -> dict[str, float]:
-    """Turn margins into probabilities of "unanswerable"."""
-    return {id: float(0.5 * (1 + np.tanh(0.5 * margin))) for id, margin in margins.items()}

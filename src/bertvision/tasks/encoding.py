@@ -34,6 +34,6 @@ def encode_texts(examples: Sequence[Example], tokenizer: Any, max_tokens: int, l
         tokens={name: np.concatenate(arrays) for name, arrays in parts.items()},
         offsets=np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]),
         labels=np.array(labels, dtype=label_type),
-        origins=[example.id for example in examples],
+        example_ids=[example.id for example in examples],
         second_text_starts=np.array(second_text_starts, dtype=np.int64) if second_text_starts else None,
     )

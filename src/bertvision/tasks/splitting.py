@@ -1,10 +1,13 @@
 """Divide examples at random, the same way on every machine: in proportion, or by whole groups."""
 
 from collections.abc import Hashable, Sequence
+from typing import TypeVar
 
 import numpy as np
 
 from bertvision.errors import BertVisionError
+
+T = TypeVar("T")
 
 
 def generator(seed: int) -> np.random.Generator:
@@ -81,3 +84,9 @@ def count_of(share: float, examples: int) -> int:
     if examples < 2:
         raise BertVisionError(f"Cannot divide {examples} example(s) into training and validation.")
     return min(max(round(share * examples), 1), examples - 1)
+
+
+def split_at(items: Sequence[T], positions: np.ndarray) -> tuple[list[T], list[T]]:
+    """Return the items outside and inside `positions`, both in their original order."""
+    inside = set(positions.tolist())
+    return [item for row, item in enumerate(items) if row not in inside], [items[row] for row in sorted(inside)]

@@ -23,7 +23,8 @@ def encode_windows(examples: Sequence[Example], tokenizer: Any, max_tokens: int,
     ids: list[str] = []
     lengths: list[int] = []
     labels: list[tuple[int, int]] = []
-    origins: list[Window] = []
+    example_ids: list[str] = []
+    windows_of_rows: list[Window] = []
     for first in range(0, len(examples), CHUNK):
         chunk = examples[first : first + CHUNK]
         windows: list[list[tuple[dict[str, list[int]], np.ndarray]]] = [[] for _ in chunk]
@@ -53,14 +54,16 @@ def encode_windows(examples: Sequence[Example], tokenizer: Any, max_tokens: int,
                 ids.append(f"{example.id}#{number}")
                 lengths.append(len(spans))
                 labels.append(find_answer(example, spans, first=number == 0, last=number == len(own) - 1))
-                origins.append(Window(example.id, example.texts[1], spans))
+                example_ids.append(example.id)
+                windows_of_rows.append(Window(example.texts[1], spans))
     tokens = np.array(labels, dtype=np.int64).reshape(-1, 2)
     return Features(
         ids=ids,
         tokens={name: np.concatenate(arrays) for name, arrays in parts.items()},
         offsets=np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]),
         labels=(tokens[:, 1] == 0).astype(np.int64) if answerable else tokens,
-        origins=origins,
+        example_ids=example_ids,
+        windows=windows_of_rows,
     )
 
 

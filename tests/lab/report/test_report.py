@@ -8,9 +8,9 @@ import pytest
 import bertvision
 from bertvision.errors import BertVisionError
 from bertvision.lab import report
+from bertvision.lab.benchmarks import score_file
 from bertvision.lab.report import submission, tables
 from bertvision.runs import open_run
-from bertvision.tasks import score_file
 from conftest import squad_json
 from report.conftest import FAST, HOSTILE
 

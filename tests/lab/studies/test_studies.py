@@ -133,7 +133,7 @@ def test_studies_that_do_not_suit_say_so(root, data, tiny):
 
 
 def test_all_means_those_that_suit(root, data, tiny):
-    from bertvision.tasks import TASKS
+    from bertvision.lab.benchmarks import TASKS
 
     everything = set(STUDIES)
     assert set(studies.suited(TASKS["squad2"], OPTIONS)) == everything - {"transfer"}

@@ -2,25 +2,31 @@
 
 import hashlib
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from bertvision import devices, heads
+from bertvision.cpu_optimizations import use_cpu_optimizations
 from bertvision.encoders import Encoder, load_encoder_info
 from bertvision.errors import BertVisionError, lookup
 from bertvision.heads import HeadConfig
+from bertvision.lab.benchmarks import TASKS
 from bertvision.lab.experiment import Experiment, TrainingConfig
 from bertvision.states import FORMATS, MODES, TokenBatches
-from bertvision.tasks import TASKS, DataRequest, Example, Task, draw_nested, task_from_files
+from bertvision.tasks import DataRequest, Example, Task, UserFiles, draw_nested, task_from_files
 from bertvision.training import predict
 from bertvision.types import Batches, Features, HeadShape, Predictions
 
 logger = logging.getLogger(__name__)
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
 
 EVAL_ROWS = 64
 EVAL_TOKENS = {"cpu": 1024}  # with padding; more is no faster and takes more memory
@@ -73,15 +79,15 @@ class ExperimentData:
     def shape(self, encoder: Encoder, configs: Iterable[HeadConfig] = ()) -> HeadShape:
         """Return the shape of the hidden states that these heads read when they are trained together."""
         configs = list(configs)
-        pooled = any(config.pooler_output for config in configs) and not self.task.per_token
+        pooler_output = any(config.pooler_output for config in configs) and not self.task.per_token
         return HeadShape(
-            layers=encoder.layers + pooled,
-            tokens=self.max_tokens,
-            width=encoder.width,
-            outputs=self.task.outputs,
+            num_layers=encoder.num_layers,
+            max_tokens=self.max_tokens,
+            hidden_size=encoder.hidden_size,
+            num_outputs=self.task.outputs,
             per_token=self.task.per_token,
-            pooled=pooled,
-            apart=any(config.uses_bi_encoding for config in configs),
+            pooler_output=pooler_output,
+            bi_encoding=any(config.uses_bi_encoding for config in configs),
         )
 
     def shuffled(self, optim: TrainingConfig, *, labels: float = 1.0) -> TokenBatches:
@@ -97,8 +103,7 @@ class ExperimentData:
         count = max(1, round(share * len(examples)))
         drawn = draw_nested(self.task.strata(examples), count, self.experiment.data.split_seed)
         ids = {examples[place].id for place in drawn}
-        # A row's origin is its example's id, or a window that has one.
-        return np.flatnonzero([getattr(origin, "id", origin) in ids for origin in self.train.features.origins])
+        return np.flatnonzero([id in ids for id in self.train.features.example_ids])
 
     def vocabulary(self) -> Tensor:
         """Every token that batches of train hold. (V,)"""
@@ -119,19 +124,31 @@ class ExperimentData:
         return predict(models, batches, split.features.ids, offsets, label=label)
 
 
+def with_cpu_setting(
+    step: Callable[Concatenate[ExperimentData, Parameters], Result],
+) -> Callable[Concatenate[ExperimentData, Parameters], Result]:
+    """Run a step of the pipeline with or without the optimizations for CPUs, as the experiment says."""
+
+    @wraps(step)
+    def run_step(data: ExperimentData, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        with use_cpu_optimizations(data.experiment.cpu_optimizations):
+            return step(data, *args, **kwargs)
+
+    return run_step
+
+
 def find_task(experiment: Experiment) -> Task:
     """Return the task of the table, or make one of the user's own files."""
     data = experiment.data
     if data.train_file:
         return task_from_files(
-            train=data.train_file,
-            dev=data.dev_file,
-            validation=data.validation_file,
+            UserFiles(train=data.train_file, dev=data.dev_file, validation=data.validation_file),
             text=data.text,
             text_pair=data.text_pair,
             label=data.label,
             kind=data.kind,
             name=experiment.task,
+            reserved=TASKS,
         )
     if not experiment.task:
         raise BertVisionError("Name a task (`bertvision tasks` lists them), or your own data with --train-file FILE.")
@@ -148,10 +165,10 @@ def load_data(experiment: Experiment) -> ExperimentData:
         )
     task = find_task(experiment)
     precision = devices.resolve_precision(experiment.precision)
-    trained = heads.resolve_heads(experiment.heads, task.kind)
-    auxiliary_head = heads.AUXILIARY_HEADS[task.kind]
+    trained = heads.resolve_heads(experiment.heads, task.example_kind)
+    auxiliary_head = heads.AUXILIARY_HEADS[task.example_kind]
     if experiment.auxiliary_head:
-        auxiliary_head = HeadConfig.parse(experiment.auxiliary_head, task.kind)
+        auxiliary_head = HeadConfig.parse(experiment.auxiliary_head, task.example_kind)
     _check_encodings(trained, auxiliary_head, task)
     specs = [str(config) for config in trained]
     experiment = replace(experiment, heads=specs, auxiliary_head=str(auxiliary_head), precision=precision)
@@ -172,7 +189,7 @@ def load_data(experiment: Experiment) -> ExperimentData:
     finetune, head = experiment.finetune, experiment.train
     own = finetune.learning_rate or reading.learning_rate or task.learning_rate
     finetune = replace(finetune, learning_rate=own, batch_size=finetune.batch_size or task.batch_size)
-    rate = head.learning_rate or heads.DEFAULT_LEARNING_RATES[task.kind]
+    rate = head.learning_rate or heads.DEFAULT_LEARNING_RATES[task.example_kind]
     head = replace(head, learning_rate=rate, batch_size=head.batch_size or task.batch_size)
     splits = [Split(rows, task.encode(rows, reading.tokenizer, max_tokens)) for rows in (train, validation, dev)]
     return ExperimentData(
@@ -182,7 +199,7 @@ def load_data(experiment: Experiment) -> ExperimentData:
         tokenizer=reading.tokenizer,
         pad_ids=reading.pad_ids,
         max_tokens=max_tokens,
-        token_bytes=reading.layers * reading.width * 4,
+        token_bytes=reading.num_layers * reading.hidden_size * 4,
         train=splits[0],
         validation=splits[1],
         dev=splits[2],
@@ -194,7 +211,7 @@ def load_data(experiment: Experiment) -> ExperimentData:
 def _check_encodings(trained: Sequence[HeadConfig], auxiliary_head: HeadConfig, task: Task) -> None:
     """Refuse bi-encoding heads for tasks of one text, and for fine-tuning, which uses a cross-encoding."""
     for config in [*trained, auxiliary_head]:
-        if config.uses_bi_encoding and task.kind != "pair":
+        if config.uses_bi_encoding and task.example_kind != "pair":
             raise BertVisionError(f"Head {str(config)!r} encodes two texts separately; {task.name} has one text.")
     if auxiliary_head.uses_bi_encoding:
         raise BertVisionError(

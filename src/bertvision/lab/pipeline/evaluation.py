@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from bertvision.encoders import EncoderWithHead
 from bertvision.ensembles import combine
 from bertvision.files import value_hash
-from bertvision.lab.pipeline.data import ExperimentData, Split, fingerprint
+from bertvision.lab.pipeline.data import ExperimentData, Split, fingerprint, with_cpu_setting
 from bertvision.lab.pipeline.finetuning import Checkpoint
 from bertvision.lab.statistics import interval
 from bertvision.records import Metrics, RunRecord, Seconds
@@ -21,6 +21,7 @@ from bertvision.training import ValidationScore
 from bertvision.types import Batches, HeadShape, Predictions
 
 
+@with_cpu_setting
 def bert_run(data: ExperimentData, checkpoint: Checkpoint, found: dict[str, Predictions] | None = None) -> Run:
     """Score BERT itself at a fraction; `found` are its predictions, if a pass over the states has made them."""
     directory = checkpoint.directory / f"bert-{value_hash(fingerprint(data.dev))}"
@@ -65,7 +66,7 @@ def rescore(data: ExperimentData, each: Run) -> dict[str, float]:
     """Score a run's saved predictions once more."""
     task, dev, settings = data.task, data.dev, each.metrics.decoding
     found = each.predictions()
-    scores = task.score(task.answers(found, dev.features, settings), dev.examples)
+    scores = task.score(task.decode(found, dev.features, settings), dev.examples)
     return scores | task.calibration(found, dev.features, settings, dev.examples)
 
 
@@ -81,8 +82,8 @@ def validation_scores(
 def validation_score(data: ExperimentData, split: Split, predictions: Predictions) -> ValidationScore:
     """How good predictions are on validation: official score first, then loss."""
     task = data.task
-    settings = task.tune(predictions, split.features, split.examples)
-    score = task.score(task.answers(predictions, split.features, settings), split.examples)[task.primary]
+    settings = task.fit_decoding(predictions, split.features, split.examples)
+    score = task.score(task.decode(predictions, split.features, settings), split.examples)[task.primary]
     if task.per_token:
         return score, 0.0
     logits, labels = torch.from_numpy(predictions.logits), torch.from_numpy(split.features.labels)
@@ -94,10 +95,10 @@ def _measure(
 ) -> tuple[Metrics, np.ndarray]:
     """Choose what needs choosing on validation, then score both splits; return dev's outcomes too."""
     task, scores, outcomes = data.task, {}, np.empty((0, 0))
-    settings = task.tune(found["validation"], data.validation.features, data.validation.examples)
+    settings = task.fit_decoding(found["validation"], data.validation.features, data.validation.examples)
     for name, split in data.held_out.items():  # dev comes last
-        outcomes = task.outcomes(task.answers(found[name], split.features, settings), split.examples)
-        scores[name] = task.summarize(outcomes)
+        outcomes = task.outcomes(task.decode(found[name], split.features, settings), split.examples)
+        scores[name] = task.compute_metrics(outcomes)
     metrics = Metrics(
         primary_metric=task.primary,
         scores=scores["dev"],
@@ -114,7 +115,7 @@ def _measure(
 def _common(data: ExperimentData) -> dict[str, Any]:
     """The fields of a record that all runs of an experiment share."""
     return {
-        "task": data.task.describe(),
+        "task": data.task.to_dict(),
         "max_tokens": data.max_tokens,
         "source": data.source,
         "settings": data.experiment.to_dict(),

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bertvision import devices, distributed, memory
+from bertvision.cpu_optimizations import use_cpu_optimizations
 from bertvision.encoders import (
     AUXILIARY_HEAD_FILE,
     Encoder,
@@ -31,7 +32,7 @@ from bertvision.heads import (
     upgrade_state_dict,
 )
 from bertvision.lab.experiment import FRACTION, Experiment, TrainingConfig
-from bertvision.lab.pipeline.data import ExperimentData, fingerprint
+from bertvision.lab.pipeline.data import ExperimentData, fingerprint, with_cpu_setting
 from bertvision.records import CheckpointRecord
 from bertvision.runs import slug
 from bertvision.states import ComputedStates, TokenBatches
@@ -82,6 +83,8 @@ def finetune(data: ExperimentData, root: Path) -> CheckpointSet:
         settings |= {"auxiliary_head": experiment.auxiliary_head, "head_rate": data.heads.learning_rate}
     if experiment.frozen:
         settings |= {"frozen": experiment.frozen}
+    if not experiment.cpu_optimizations:
+        settings |= {"cpu_optimizations": False}
     key = value_hash(settings)
     place = Path(root) / slug(data.task.name) / slug(Path(experiment.encoder).name) / key
     checkpoints = CheckpointSet(place, fractions)
@@ -135,7 +138,8 @@ def train_encoder(
     if optim.schedule == "constant":
         optim = replace(optim, epochs=max(missing))
     resume = place / "resume.safetensors"
-    with file_lock(resume, wait=False) if distributed.is_main_process() else nullcontext():
+    lock = file_lock(resume, wait=False) if distributed.is_main_process() else nullcontext()
+    with lock, use_cpu_optimizations(experiment.cpu_optimizations):
         train_state = fit(
             {"bert": model},
             batches,
@@ -166,6 +170,8 @@ def _adopt(data: ExperimentData, root: Path) -> CheckpointSet:
         "encoder": str(Path(experiment.encoder).absolute()),
         "precision": experiment.precision,
     }
+    if not experiment.cpu_optimizations:
+        settings |= {"cpu_optimizations": False}
     name = slug(experiment.encoder.replace(FRACTION, "").rstrip("/")[-40:])
     place = Path(root) / slug(data.task.name) / name / value_hash(settings)
     checkpoints = CheckpointSet(place, sorted(set(experiment.fractions)))
@@ -178,12 +184,14 @@ def _adopt(data: ExperimentData, root: Path) -> CheckpointSet:
     return checkpoints
 
 
+@with_cpu_setting
 def load(data: ExperimentData, name: str) -> LoadedEncoder:
     """Load a backbone to compute with."""
     devices.check_precision(data.experiment.precision)
     return load_encoder(name, data.experiment.precision)
 
 
+@with_cpu_setting
 def new_bert(data: ExperimentData, loaded: LoadedEncoder | None = None) -> EncoderWithHead:
     """Return the backbone with BERT's own head, as fine-tuning begins with them."""
     loaded = loaded or load(data, data.experiment.encoder)
@@ -244,7 +252,7 @@ class Checkpoint:
             self.encoder,
             tokens,
             view,
-            pool=self.last.pooler_output if view.pooled else None,
+            pool=self.last.pooler_output if view.pooler_output else None,
             device=devices.device(),
         )
 

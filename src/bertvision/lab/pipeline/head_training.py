@@ -25,7 +25,7 @@ from bertvision.heads import (
     training_dtype,
     upgrade_state_dict,
 )
-from bertvision.lab.pipeline.data import ExperimentData, fingerprint
+from bertvision.lab.pipeline.data import ExperimentData, fingerprint, with_cpu_setting
 from bertvision.lab.pipeline.evaluation import bert_run, finish, validation_scores
 from bertvision.lab.pipeline.finetuning import Checkpoint
 from bertvision.lab.pipeline.states import states
@@ -35,6 +35,7 @@ from bertvision.training import Checkpointer, FitOptions, TrainState, fit
 from bertvision.types import HeadShape, StateView
 
 
+@with_cpu_setting
 def train_heads(data: ExperimentData, checkpoint: Checkpoint, *, start: Run | None = None) -> list[Run]:
     """Train every head and control on one pass over the states of a fraction; skip those already there.
 
@@ -70,7 +71,7 @@ def _train(
         for rate in rates:
             models[f"{config}@{rate:g}"] = head = new_head(data, config, shape, view)
             if start is not None:
-                warm_start(head, start, data.task.describe())
+                warm_start(head, start, data.task.to_dict())
             optims[f"{config}@{rate:g}"] = replace(data.heads, learning_rate=rate)
     began = time.perf_counter()
     validation = states(data, checkpoint, "validation", view, data.ordered(data.validation))
@@ -97,8 +98,8 @@ def _train(
     if not alive:
         raise BertVisionError("Every head diverged; a smaller train.learning_rate may help.")
     final = {str(config): train_state.model for config, train_state in alive.items()}
-    layers = checkpoint.encoder.layers
-    final["bert"] = LayerSelect(checkpoint.last, [layers - 1]).through(view, layers)  # free
+    last_layer = StateView(cross_layers=(checkpoint.encoder.num_layers - 1,))
+    final["bert"] = LayerSelect(checkpoint.last, last_layer, view)  # free
     dev = states(data, checkpoint, "dev", view, data.ordered(data.dev))
     batches = {"validation": validation, "dev": dev}
     found = {
@@ -124,6 +125,7 @@ def _train(
     resume.unlink(missing_ok=True)
 
 
+@with_cpu_setting
 def evaluate_at(data: ExperimentData, runs: Sequence[Run], checkpoint: Checkpoint) -> list[Run]:
     """Score trained heads on the states of another point; thresholds and the like are chosen there anew."""
     dev = fingerprint(data.dev)

@@ -113,6 +113,8 @@ def finetune_multitask(experiments: Sequence[Experiment], root: Path) -> list[Me
         "precision": members[0].experiment.precision,
         "embeddings": "of the words that occur",
     }
+    if not first.cpu_optimizations:
+        settings |= {"cpu_optimizations": False}
     key = value_hash(settings)
     shared = slug(f"{Path(first.encoder).name}-shared-{'-'.join(sorted(names))}")
     found = [

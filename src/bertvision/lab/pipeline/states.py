@@ -1,6 +1,5 @@
 """The hidden states of a split at a checkpoint: what a store of them must hold, and where it is."""
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from bertvision.encoders import tokenizer_hash
 from bertvision.files import value_hash
 from bertvision.lab.pipeline.data import ExperimentData, Split, fingerprint
 from bertvision.lab.pipeline.finetuning import Checkpoint
-from bertvision.states import RowTable, StateRequest, TokenBatches, open_states
+from bertvision.states import RowTable, StateRequest, TokenBatches, open_states, view_to_manifest
 from bertvision.types import Batches, StateView
 
 
@@ -36,7 +35,7 @@ def states(
 
 def stored_lengths(split: Split, view: StateView) -> np.ndarray:
     """Tokens to be stored of each row."""
-    return np.ones(len(split.features), dtype=np.int64) if view.first else split.features.lengths
+    return np.ones(len(split.features), dtype=np.int64) if view.first_token_only else split.features.lengths
 
 
 def state_request(data: ExperimentData, checkpoint: Checkpoint, name: str, view: StateView) -> StateRequest:
@@ -54,9 +53,12 @@ def state_request(data: ExperimentData, checkpoint: Checkpoint, name: str, view:
     }
     if features.second_text_starts is not None:
         identity["texts"] = 2
-    if view.pooled:
+    if view.pooler_output:
         identity["pooler"] = value_hash([tensor.tolist() for tensor in checkpoint.last.state_dict().values()])
-    key = value_hash([identity, asdict(view)])
+    stored = view_to_manifest(view)
+    key = value_hash(
+        [identity, {"layers": stored["layers"], "pooled": stored["pooled"], "first": view.first_token_only}]
+    )
     place = Path(experiment.store.directory) if experiment.store.directory else checkpoint.directory / "states"
     return StateRequest(
         source=checkpoint.stream(data.ordered(split), view),
@@ -66,7 +68,7 @@ def state_request(data: ExperimentData, checkpoint: Checkpoint, name: str, view:
             ids=features.ids,
             second_text_starts=features.second_text_starts,
         ),
-        width=checkpoint.encoder.width,
+        width=checkpoint.encoder.hidden_size,
         place=place / (name if experiment.store.directory else f"{name}-{experiment.store.dtype}-{key}"),
         identity=identity,
         type=experiment.store.dtype,

@@ -35,8 +35,8 @@ def compare(bert: Run, head: Run) -> tuple[list[dict[str, Any]], dict[str, Any]]
     """Return examples that either model got wrong, those on which they disagree first, and how many of each kind."""
     data = pipeline.load_data(pipeline.experiment_of(head))
     task, dev = data.task, data.dev
-    shown = [task.present(run.predictions(), dev.features, run.metrics.decoding) for run in (bert, head)]
-    right = [task.right(run.outcomes()) for run in (bert, head)]
+    shown = [task.format_answers(run.predictions(), dev.features, run.metrics.decoding) for run in (bert, head)]
+    right = [task.is_correct(run.outcomes()) for run in (bert, head)]
     if right[0] is None or right[1] is None:  # scores: the worst misses of the head
         errors = [np.abs(run.outcomes()[:, 0] - run.outcomes()[:, 1]) for run in (bert, head)]
         order = np.argsort(-errors[1], kind="stable")[:MOST]

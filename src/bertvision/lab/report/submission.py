@@ -29,7 +29,7 @@ def write_submission(run: Path, out: Path, file: Path | None = None) -> list[Pat
     """Write a run's answers to `file`, or to dev; return the files written."""
     found = open_run(run)
     predictor = TrainedModel(found)
-    if predictor.task.describe()["kind"] == "squad" and predictor.task.per_token:
+    if predictor.task.kind == "squad" and predictor.task.per_token:
         return _squad(found, predictor, out, file)
     name = predictor.task.name
     if name not in NAMES:
@@ -39,7 +39,7 @@ def write_submission(run: Path, out: Path, file: Path | None = None) -> list[Pat
     if file is None:
         raise BertVisionError("Name the official test file: --file glue/.../test.tsv.")
     table = read_table(file)
-    description = predictor.task.describe()
+    description = predictor.task.to_dict()
     texts = [values for _, values in table.pick(description["texts"])]
     indices = [values[0] for _, values in table.pick(["index"])] if "index" in table.columns else range(len(texts))
     answers = predictor.predict([row[0] if len(row) == 1 else tuple(row) for row in texts])
@@ -60,7 +60,7 @@ def _squad(run: Run, predictor: TrainedModel, out: Path, file: Path | None) -> l
     """Answers by question id, and the probability that there is none."""
     if file is None:
         dev = pipeline.load_data(pipeline.experiment_of(run)).dev
-        shown = predictor.task.present(run.predictions(), dev.features, run.metrics.decoding)
+        shown = predictor.task.format_answers(run.predictions(), dev.features, run.metrics.decoding)
     else:
         examples = predictor.task.read(file)
         answers = predictor.predict([{"question": e.texts[0], "context": e.texts[1]} for e in examples])

@@ -96,12 +96,12 @@ def search(
     numbers = list(range(base.seed, base.seed + seeds))
     where: Space | BertSpace = overlay(lookup(SPACES, what, "model to search for")(), space)
     runner = TrialRunner(tried, where if isinstance(where, Space) else None, numbers, Path(root))
-    known: Any = {"usual_rate": runner.data.finetune.learning_rate, "kind": runner.data.task.kind}
+    known: Any = {"usual_rate": runner.data.finetune.learning_rate, "kind": runner.data.task.example_kind}
     where = check(where, **known)
     if isinstance(where, Space):
         runner.space = where
         for layers in where.layers:  # a mistake should not cost a fine-tuning
-            select_layers(layers, load_encoder_info(base.encoder).layers)
+            select_layers(layers, load_encoder_info(base.encoder).num_layers)
     key = value_hash([replace(tried, seed=0).to_dict(), asdict(where), numbers])
     name = runner.data.task.name
     place = Path(root) / slug(name) / slug(Path(base.encoder).name) / f"search-{what}-{key}"
@@ -137,7 +137,7 @@ def _base(experiment: Experiment, what: str) -> Experiment:
     if what != "head":
         return experiment
     at = sorted(set(experiment.head_fractions or experiment.fractions))
-    kind = find_task(experiment).kind
+    kind = find_task(experiment).example_kind
     heads = [str(config) for config in resolve_heads(experiment.heads or CANDIDATES[kind], kind)]
     # On disk the states outlive the process, are shared with others, and are the same for whoever runs best.toml.
     mode = "store" if experiment.states == "auto" else experiment.states

@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 from torch import nn
 
+from bertvision.cpu_optimizations import use_cpu_optimizations
 from bertvision.errors import BertVisionError
 from bertvision.files import file_lock
 from bertvision.heads import HeadConfig, required_view
@@ -146,7 +147,8 @@ class TrialRunner:
             going = {i: each for i, each in enumerate(settings) if not (outcomes[i].pruned or outcomes[i].failed)}
             for fraction in sorted({each.fraction for each in going.values()}):
                 group = {i: each for i, each in going.items() if each.fraction == fraction}
-                self._attempt(seed, group, outcomes, None if turn else pruning_thresholds)
+                with use_cpu_optimizations(self.data.experiment.cpu_optimizations):
+                    self._attempt(seed, group, outcomes, None if turn else pruning_thresholds)
         return outcomes
 
     def train_elsewhere(self, settings: Sequence[Setting], pruning_thresholds: PruningThresholds) -> list[Outcome]:

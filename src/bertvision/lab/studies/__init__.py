@@ -63,7 +63,7 @@ STUDIES: dict[str, Study] = {
 
 def suited(task: Task, options: StudyOptions) -> list[str]:
     """Name the studies that make sense for a task."""
-    pairs = task.per_token or len(task.describe().get("texts", ())) > 1
+    pairs = task.per_token or len(task.to_dict().get("texts", ())) > 1
     fits = {"all": True, "squad2": task.per_token, "pairs": pairs, "sentences": not task.per_token and bool(options.to)}
     return [name for name, study in STUDIES.items() if fits[study.on]]
 

@@ -63,8 +63,8 @@ def _by_model(
         for seed in context.seeds:
             dev = context.data(seed).dev
             for name, run in _models(context, seed, fraction).items():
-                answers = context.task.answers(run.predictions(), dev.features, run.metrics.decoding)
-                right = context.task.right(run.outcomes())
+                answers = context.task.decode(run.predictions(), dev.features, run.metrics.decoding)
+                right = context.task.is_correct(run.outcomes())
                 assert right is not None
                 found = measure(dev.examples, [answers[example.id] for example in dev.examples], right)
                 seen.setdefault(name, []).append(found)
@@ -143,10 +143,12 @@ def context_length(context: StudyContext) -> StudyRows:
         seen: dict[str, list[dict[str, float]]] = {}
         for seed in context.seeds:
             models = dict(list(_models(context, seed, fraction).items())[:2])
-            right = {name: context.task.right(run.outcomes()) for name, run in models.items()}
+            right = {name: context.task.is_correct(run.outcomes()) for name, run in models.items()}
             for name, run in models.items():
                 score = {
-                    f"quarter {part + 1}": context.task.summarize(run.outcomes()[quarter == part])[context.task.primary]
+                    f"quarter {part + 1}": context.task.compute_metrics(run.outcomes()[quarter == part])[
+                        context.task.primary
+                    ]
                     for part in range(4)
                 }
                 own, other = right[name], next(value for key, value in right.items() if key != name)

@@ -88,7 +88,7 @@ def _over_seeds(
 
 def _agree(context: StudyContext, other: StudyContext) -> bool:
     """Whether both tasks give the same answers, by name."""
-    first, second = (each.task.describe() for each in (context, other))
+    first, second = (each.task.to_dict() for each in (context, other))
     return first.get("classes") == second.get("classes") and first["kind"] == second["kind"]
 
 

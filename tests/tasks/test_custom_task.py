@@ -7,7 +7,7 @@ import pyarrow.parquet
 import pytest
 
 from bertvision.errors import BertVisionError
-from bertvision.tasks import DataRequest, task_from_dict, task_from_files
+from bertvision.tasks import DataRequest, UserFiles, task_from_dict, task_from_files
 
 from .synthetic import write_squad
 
@@ -15,6 +15,10 @@ from .synthetic import write_squad
 def write(path, rows, columns=("text", "label")):
     path.write_text("\n".join(["\t".join(columns), *("\t".join(map(str, row)) for row in rows)]) + "\n")
     return str(path)
+
+
+def own_task(train, dev="", validation="", **settings):
+    return task_from_files(UserFiles(train=str(train), dev=str(dev), validation=str(validation)), **settings)
 
 
 def labels(path, values):
@@ -34,7 +38,7 @@ def labels(path, values):
     ],
 )
 def test_the_kind_is_guessed_and_said(tmp_path, values, classes, messages):
-    task = task_from_files(labels(tmp_path / "own.tsv", values))
+    task = own_task(labels(tmp_path / "own.tsv", values))
     assert task.classes == classes and task.outputs == (len(classes) or 1)
     assert len(messages) == 1 and ("classification" if classes else "regression") in messages[0]
     assert task.metrics == (
@@ -55,16 +59,16 @@ def test_every_format_reads_the_same(tmp_path):
     pyarrow.parquet.write_table(pyarrow.table(table), tmp_path / "own.parquet")
     for ending in ("csv", "tsv", "jsonl", "parquet"):
         path = str(tmp_path / f"own.{ending}")
-        task = task_from_files(path, dev=path)
+        task = own_task(path, dev=path)
         data = task.load(DataRequest())
         assert [(example.texts[0], example.label) for example in data.train] == rows
         assert len({example.id for example in data.train}) == 10
-        assert task.name == "own" and task_from_dict(json.loads(json.dumps(task.describe()))) == task
+        assert task.name == "own" and task_from_dict(json.loads(json.dumps(task.to_dict()))) == task
 
 
 def test_a_dev_set_is_held_out_when_none_is_given(tmp_path, messages):
     path = labels(tmp_path / "own.tsv", ["a"] * 30 + ["b"] * 2 + ["c"])
-    task = task_from_files(path)
+    task = own_task(path)
     data = task.load(DataRequest())
     assert len(data.dev) == 7 and len(data.train) == 26 and "held out" in messages[-1]
     assert {example.label for example in data.train} == {0, 1, 2}
@@ -76,7 +80,7 @@ def test_pairs_ids_and_validation(tmp_path):
     columns = ("id", "left", "right", "label")
     path = write(tmp_path / "train.tsv", [(f"r{n}", f"l{n}", f"r{n}", n % 2) for n in range(6)], columns)
     twice = write(tmp_path / "dev.tsv", [("same", f"l{n}", f"r{n}", n % 2) for n in range(3)], columns)
-    task = task_from_files(path, dev=twice, validation=twice, text="left", text_pair="right")
+    task = own_task(path, dev=twice, validation=twice, text="left", text_pair="right")
     data = task.load(DataRequest())
     assert task.name == tmp_path.name and data.train[3].texts == ("l3", "r3")
     assert [example.id for example in data.train] == [f"r{n}" for n in range(6)]
@@ -87,7 +91,7 @@ def test_pairs_ids_and_validation(tmp_path):
 def test_truth_values(tmp_path):
     path = tmp_path / "own.jsonl"
     path.write_text('{"text": "a", "label": true}\n{"text": "b", "label": false}\n' * 3)
-    task = task_from_files(str(path))
+    task = own_task(str(path))
     assert task.classes == ("False", "True")
     assert {example.label for example in task.load(DataRequest()).train} == {0, 1}
 
@@ -95,51 +99,51 @@ def test_truth_values(tmp_path):
 def test_mistakes_are_sentences(tmp_path):
     path = labels(tmp_path / "own.tsv", ["a", "b"] * 5)
     with pytest.raises(BertVisionError, match="no column 'txt'. Did you mean 'text'. It has: text, label"):
-        task_from_files(path, text="txt")
+        own_task(path, text="txt")
     with pytest.raises(BertVisionError, match="no column 'gold'"):
-        task_from_files(path, label="gold")
+        own_task(path, label="gold")
     with pytest.raises(BertVisionError, match="Unknown kind 'ranking'. Known: auto"):
-        task_from_files(path, kind="ranking")
+        own_task(path, kind="ranking")
     with pytest.raises(BertVisionError, match="one class only .'a'."):
-        task_from_files(labels(tmp_path / "one.tsv", ["a"] * 4))
+        own_task(labels(tmp_path / "one.tsv", ["a"] * 4))
     with pytest.raises(BertVisionError, match="line 3: column 'label' is empty"):
-        task_from_files(labels(tmp_path / "gap.tsv", ["a", "", "b"]))
+        own_task(labels(tmp_path / "gap.tsv", ["a", "", "b"]))
     with pytest.raises(BertVisionError, match="built-in task"):
-        task_from_files(path, name="mrpc")
+        own_task(path, name="mrpc", reserved=["mrpc"])
     with pytest.raises(BertVisionError, match="letters, digits"):
-        task_from_files(path, name="../x")
+        own_task(path, name="../x")
     with pytest.raises(BertVisionError, match="line 2: the score is 'a', not a number"):
-        task_from_files(path, kind="regression").load(DataRequest())
+        own_task(path, kind="regression").load(DataRequest())
     with pytest.raises(BertVisionError, match="takes no other source"):
-        task_from_files(path).load(DataRequest(source="hub"))
+        own_task(path).load(DataRequest(source="hub"))
     unseen = labels(tmp_path / "dev.tsv", ["a", "c"])
     with pytest.raises(BertVisionError, match="dev.tsv, line 3: the label is 'c'.*known labels: a, b"):
-        task_from_files(path, dev=unseen).load(DataRequest())
+        own_task(path, dev=unseen).load(DataRequest())
 
 
 def test_squad_files(tmp_path):
     write_squad(tmp_path / "mine.json", 5, 6)
-    task = task_from_files(str(tmp_path / "mine.json"))
+    task = own_task(str(tmp_path / "mine.json"))
     assert task.per_token and task.name == "mine" and task.primary == "f1"
     data = task.load(DataRequest())
     assert not {example.group for example in data.train} & {example.group for example in data.dev}
-    assert task_from_dict(json.loads(json.dumps(task.describe()))) == task
-    assert not task_from_files(str(tmp_path / "mine.json"), kind="squad2-answerable").per_token
+    assert task_from_dict(json.loads(json.dumps(task.to_dict()))) == task
+    assert not own_task(str(tmp_path / "mine.json"), kind="squad2-answerable").per_token
     with pytest.raises(BertVisionError, match="read as SQuAD"):
-        task_from_files(str(tmp_path / "mine.json"), kind="regression")
-    with pytest.raises(BertVisionError, match="Cannot rebuild a task of kind 'x'"):
+        own_task(str(tmp_path / "mine.json"), kind="regression")
+    with pytest.raises(BertVisionError, match="Unknown kind of task 'x'. Known: squad, text"):
         task_from_dict({"kind": "x"})
     with pytest.raises(BertVisionError, match="Cannot rebuild a task from its description"):
-        task_from_dict(task.describe() | {"colour": "red"})
+        task_from_dict(task.to_dict() | {"colour": "red"})
 
 
 def test_scores_of_own_classes_and_scores(tmp_path):
-    task = task_from_files(labels(tmp_path / "own.tsv", ["a", "b", "c"] * 5))
+    task = own_task(labels(tmp_path / "own.tsv", ["a", "b", "c"] * 5))
     examples = task.load(DataRequest()).train
     right = {example.id: example.label for example in examples}
     assert task.score(right, examples) == {"accuracy": 100.0, "macro_f1": 100.0}
     assert task.score(dict.fromkeys(right, 0), examples)["macro_f1"] < 20
-    scores = task_from_files(labels(tmp_path / "score.tsv", np.linspace(0, 1, 40)))
+    scores = own_task(labels(tmp_path / "score.tsv", np.linspace(0, 1, 40)))
     examples = scores.load(DataRequest()).train
     assert scores.score({each.id: each.label * 2 for each in examples}, examples) == pytest.approx(
         {"pearson": 100.0, "spearman": 100.0}
@@ -151,6 +155,6 @@ def test_a_name_that_is_taken_is_changed_unless_it_was_given(tmp_path):
     (tmp_path / "squad2").mkdir()
     rows = "text,label\ngood,a\nbad,b\n"
     (tmp_path / "squad2" / "train.csv").write_text(rows)
-    assert task_from_files(train=str(tmp_path / "squad2" / "train.csv")).name == "own-squad2"
+    assert own_task(train=str(tmp_path / "squad2" / "train.csv"), reserved=["squad2"]).name == "own-squad2"
     with pytest.raises(BertVisionError, match="built-in task"):
-        task_from_files(train=str(tmp_path / "squad2" / "train.csv"), name="squad2")
+        own_task(train=str(tmp_path / "squad2" / "train.csv"), name="squad2", reserved=["squad2"])

@@ -8,11 +8,12 @@ import pyarrow.parquet
 import pytest
 
 from bertvision.errors import BertVisionError
-from bertvision.tasks import TASKS, DataRequest, DataSplits
-from bertvision.tasks import loading as loading_module
-from bertvision.tasks.loading import HubUnreachable, check_rows, load_from_source
-
-from .synthetic import write_squad, write_task
+from bertvision.lab.benchmarks import TASKS
+from bertvision.lab.benchmarks import loading as loading_module
+from bertvision.lab.benchmarks.loading import HubUnreachable, check_rows, load_from_source
+from bertvision.lab.benchmarks.sources import SquadBenchmark
+from bertvision.tasks import DataRequest, DataSplits
+from tasks.synthetic import write_squad, write_task
 
 FOUND = DataSplits(train=[], dev=[])
 
@@ -118,7 +119,8 @@ def hub(tmp_path, monkeypatch):
 
 def on_hub(name, path, config, rows):
     task = TASKS[name]
-    return replace(task, hub=replace(task.hub, path=path, config=config, rows=rows))
+    source = task.data_source
+    return replace(task, data_source=replace(source, hub=replace(source.hub, path=path, config=config, rows=rows)))
 
 
 def test_hub_classes_are_numbers(hub):
@@ -158,7 +160,7 @@ def test_hub_squad_shares_contexts(hub):
     answers = [{"text": ["cat"], "answer_start": [4]}, {"text": [], "answer_start": []}]
     rows = {"id": ["1", "2"], "title": ["t", "t"], "context": ["the cat"] * 2, "question": ["Who?", "Why?"]}
     path = hub("squad_v2", train=rows | {"answers": answers}, validation=rows | {"answers": answers})
-    data = replace(TASKS["squad2"], hub=path).load(DataRequest())
+    data = replace(TASKS["squad2"], data_source=SquadBenchmark(path=path, rows=())).load(DataRequest())
     assert [example.label for example in data.dev] == [(("cat", 4),), ()]
     assert data.dev[0].texts[1] is data.dev[1].texts[1]
 
@@ -173,7 +175,7 @@ def test_hub_mistakes_are_sentences(hub, tmp_path):
 
 
 def test_an_unreachable_hub_fails_at_once(monkeypatch, tmp_path):
-    monkeypatch.setattr(loading_module, "answers", lambda endpoint: False)
+    monkeypatch.setattr(loading_module, "can_connect", lambda endpoint: False)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
     begin = time.monotonic()

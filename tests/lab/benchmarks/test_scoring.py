@@ -4,10 +4,11 @@ from pathlib import Path
 import pytest
 
 from bertvision.errors import BertVisionError
-from bertvision.tasks import TASKS, DataRequest, score_file
+from bertvision.lab.benchmarks import TASKS, score_file
+from bertvision.tasks import DataRequest
 
 GOLDEN = Path(__file__).parent / "golden"
-SHARED = Path(__file__).parents[3] / "shared" / "data"
+SHARED = Path(__file__).parents[4] / "shared" / "data"
 
 
 def test_golden_scores():

@@ -9,7 +9,7 @@ from bertvision.errors import BertVisionError
 from bertvision.files import read_json
 from bertvision.tasks.metrics import best_threshold
 from bertvision.tasks.reading import read_squad
-from bertvision.tasks.squad import compare_all, summarize_spans
+from bertvision.tasks.squad import compare_all, span_metrics
 
 
 def score_file(
@@ -24,7 +24,7 @@ def score_file(
     ids = [example.id for example in examples]
     texts = _values(Path(predictions_path), "predictions", str, ids)
     outcomes = compare_all(texts, examples)
-    scores: dict[str, Any] = summarize_spans(outcomes)
+    scores: dict[str, Any] = span_metrics(outcomes)
     scores |= {"total": len(examples), "ignored": len(set(texts).difference(ids))}
     scores |= {"HasAns_total": int(outcomes[:, 2].sum()), "NoAns_total": int((1 - outcomes[:, 2]).sum())}
     if na_probabilities is not None:

@@ -11,7 +11,8 @@ import pytest
 
 from bertvision import sources
 from bertvision.errors import BertVisionError
-from bertvision.tasks import TASKS, DataRequest, registry
+from bertvision.lab.benchmarks import TASKS, registry
+from bertvision.tasks import DataRequest
 
 
 @pytest.fixture
@@ -40,7 +41,8 @@ def shelve(tmp_path, monkeypatch):
 
 def load(name, cache, rows):
     task = TASKS[name]
-    task = replace(task, registry=replace(task.registry, rows=rows))
+    source = task.data_source
+    task = replace(task, data_source=replace(source, registry=replace(source.registry, rows=rows)))
     return task.load(DataRequest(source="registry", cache=str(cache)))
 
 
@@ -111,10 +113,10 @@ def test_boolq_train_excludes_dev(shelve, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name, task in TASKS.items() if getattr(task, "registry", None)])
+@pytest.mark.parametrize("name", [name for name, task in TASKS.items() if "registry" in task.sources])
 def test_real_packages(name, tmp_path_factory):
     task = TASKS[name]
     data = task.load(DataRequest(source="registry", cache=str(tmp_path_factory.getbasetemp())))
-    assert (len(data.train), len(data.dev)) == task.registry.rows
+    assert (len(data.train), len(data.dev)) == task.data_source.registry.rows
     shared = {example.texts for example in data.train} & {example.texts for example in data.dev}
     assert len(shared) == (6 if name == "stsb" else 0), "six pairs of the official STS-B are in both"

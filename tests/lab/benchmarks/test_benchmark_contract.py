@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from bertvision.errors import BertVisionError
+from bertvision.lab.benchmarks import TASKS
 from bertvision.lab.statistics import interval
-from bertvision.tasks import TASKS, DataRequest, task_from_dict
+from bertvision.tasks import DataRequest, task_from_dict
 from bertvision.types import Predictions
 from conftest import capture_messages
-
-from .synthetic import perfect, spaced, wordpiece, write_task
+from tasks.synthetic import perfect, spaced, wordpiece, write_task
 
 every_task = pytest.mark.parametrize("name", TASKS)
 
@@ -41,9 +41,9 @@ def test_perfect_logits_score_100(name, data):
     for tokenizer in (wordpiece(), spaced()):
         features = task.encode(examples, tokenizer, 48)
         predictions = perfect(task, features)
-        settings = task.tune(predictions, features, examples)
+        settings = task.fit_decoding(predictions, features, examples)
         assert json.loads(json.dumps(settings)) == settings
-        scores = task.score(task.answers(predictions, features, settings), examples)
+        scores = task.score(task.decode(predictions, features, settings), examples)
         assert task.primary in scores and set(task.metrics) <= set(scores)
         assert scores == pytest.approx(dict.fromkeys(scores, 100.0))
 
@@ -52,7 +52,7 @@ def test_perfect_logits_score_100(name, data):
 def test_features_are_whole(name, data):
     task, examples = TASKS[name], data(name).train
     features = task.encode(examples, wordpiece(), 48)
-    assert len(set(features.ids)) == len(features.ids) == len(features.origins) == len(features.labels)
+    assert len(set(features.ids)) == len(features.ids) == len(features.example_ids) == len(features.labels)
     assert set(features.tokens) == {"input_ids", "token_type_ids"}
     assert all(len(flat) == features.offsets[-1] and flat.dtype == np.int32 for flat in features.tokens.values())
     assert features.lengths.max() <= 48
@@ -70,7 +70,7 @@ def test_order_of_predictions_does_not_matter(name, data):
     logits = np.concatenate(rows) if task.per_token else np.stack(rows)
     offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])]) if task.per_token else None
     shuffled = Predictions(ids=[right.ids[place] for place in order], logits=logits, offsets=offsets)
-    assert task.answers(shuffled, features, {}) == task.answers(right, features, {})
+    assert task.decode(shuffled, features, {}) == task.decode(right, features, {})
 
 
 @every_task
@@ -79,9 +79,9 @@ def test_predictions_of_other_rows_are_refused(name, data):
     features = task.encode(examples, wordpiece(), 48)
     fewer = task.encode(examples[:-1], wordpiece(), 48)
     with pytest.raises(BertVisionError, match="lack"):
-        task.answers(perfect(task, fewer), features, {})
+        task.decode(perfect(task, fewer), features, {})
     with pytest.raises(BertVisionError, match="other data"):
-        task.answers(perfect(task, features), fewer, {})
+        task.decode(perfect(task, features), fewer, {})
     with pytest.raises(BertVisionError, match="no answer"):
         task.outcomes({}, examples)
 
@@ -91,9 +91,12 @@ def test_description_restores_the_task(name):
     task = TASKS[name]
     assert task.name == name and task.summary
     assert task.primary == task.metrics[0]
-    assert task_from_dict(json.loads(json.dumps(task.describe()))) == task
-    shorter = task_from_dict(json.loads(json.dumps(task.describe() | {"max_tokens": 17})))
-    assert shorter == replace(task, max_tokens=17), "other settings, same sources"
+    without_source = replace(task, data_source=None)
+    assert task_from_dict(json.loads(json.dumps(task.to_dict()))) == without_source
+    shorter = task_from_dict(json.loads(json.dumps(task.to_dict() | {"max_tokens": 17})))
+    assert shorter == replace(without_source, max_tokens=17)
+    with pytest.raises(BertVisionError, match="rebuilt from a saved run"):
+        shorter.load(DataRequest())
 
 
 @every_task
@@ -101,7 +104,7 @@ def test_answers_can_be_shown(name, data):
     task, examples = TASKS[name], data(name).dev
     features = task.encode(examples, wordpiece(), 48)
     predictions = perfect(task, features)
-    answers, shown = task.answers(predictions, features, {}), task.present(predictions, features, {})
+    answers, shown = task.decode(predictions, features, {}), task.format_answers(predictions, features, {})
     assert json.loads(json.dumps(shown, allow_nan=False)) == shown and set(shown) == set(answers)
     for id, answer in answers.items():
         if task.per_token:
@@ -111,7 +114,7 @@ def test_answers_can_be_shown(name, data):
         else:
             assert shown[id]["label"] == task.classes[answer]
             assert sum(shown[id]["probabilities"].values()) == pytest.approx(1)
-    assert len(task.inputs) == len(examples[0].texts)
+    assert len(task.text_names) == len(examples[0].texts)
 
 
 @every_task
@@ -162,7 +165,7 @@ def test_unlabelled_examples_can_be_encoded(name, data):
     task = TASKS[name]
     blank = [replace(example, label=None) for example in data(name).dev]
     features = task.encode(blank, wordpiece(), 48)
-    answers = task.answers(perfect(task, features), features, {})
+    answers = task.decode(perfect(task, features), features, {})
     assert set(answers) == {example.id for example in blank}
     with pytest.raises(BertVisionError, match="no label"):
         task.outcomes(answers, blank)
@@ -172,13 +175,13 @@ def test_unlabelled_examples_can_be_encoded(name, data):
 def test_interval_holds_the_score(name, data):
     task, examples = TASKS[name], data(name).dev
     features = task.encode(examples, wordpiece(), 48)
-    outcomes = task.outcomes(task.answers(perfect(task, features), features, {}), examples)
+    outcomes = task.outcomes(task.decode(perfect(task, features), features, {}), examples)
     if task.per_token:
         outcomes[::2, :2] = 0
     else:
         outcomes[::4, 1] = outcomes[1, 1]
     low, high = interval(task, [outcomes], resamples=200)
-    assert low <= task.summarize(outcomes)[task.primary] <= high < 100.001
+    assert low <= task.compute_metrics(outcomes)[task.primary] <= high < 100.001
     assert interval(task, [outcomes], resamples=200) == (low, high)
 
 
@@ -186,8 +189,8 @@ def test_interval_holds_the_score(name, data):
 def test_the_second_text_of_a_pair_is_known(name, data):
     task, tokenizer = TASKS[name], wordpiece()
     features = task.encode(data(name).dev, tokenizer, 48)
-    assert task.kind in ("span", "pair", "text") and (task.kind == "span") == task.per_token
-    assert (features.second_text_starts is not None) == (task.kind == "pair")
+    assert task.example_kind in ("span", "pair", "text") and (task.example_kind == "span") == task.per_token
+    assert (features.second_text_starts is not None) == (task.example_kind == "pair")
     if features.second_text_starts is not None:
         for row, second in enumerate(features.second_text_starts):
             kinds = features.tokens["token_type_ids"][features.offsets[row] : features.offsets[row + 1]]

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from bertvision.errors import BertVisionError
-from bertvision.sources import answers
-from bertvision.tasks.base import DataRequest, DataSplits
+from bertvision.sources import can_connect
+from bertvision.tasks import DataRequest, DataSplits
 from bertvision.tasks.reading import Table
 
 logger = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ def hub_tables(path: str, config: str, splits: Sequence[str]) -> list[Table]:
     from huggingface_hub.utils import httpx
 
     offline = datasets.config.HF_HUB_OFFLINE
-    reachable = Path(path).is_dir() or offline or answers(datasets.config.HF_ENDPOINT)
+    reachable = Path(path).is_dir() or offline or can_connect(datasets.config.HF_ENDPOINT)
     try:
         # Offline mode makes the library look into its cache at once instead of retrying for 20 seconds.
         datasets.config.HF_HUB_OFFLINE = offline or not reachable

@@ -1,0 +1,6 @@
+"""Benchmark tasks (SQuAD, GLUE and others): their definitions, where their data come from, official scoring."""
+
+from bertvision.lab.benchmarks.scoring import score_file
+from bertvision.lab.benchmarks.table import TASKS
+
+__all__ = ["TASKS", "score_file"]

@@ -1,0 +1,130 @@
+"""Tasks from the user's own files."""
+
+import logging
+import re
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from bertvision.errors import BertVisionError
+from bertvision.tasks.reading import Table, read_table
+from bertvision.tasks.squad import SquadTask
+from bertvision.tasks.text import TextTask, as_number, label_name
+from bertvision.tasks.user_files import UserFiles
+
+logger = logging.getLogger(__name__)
+
+KINDS = ("auto", "classification", "regression", "squad2", "squad2-answerable")
+MOST_CLASSES = 20
+"""Integer labels with more distinct values than this are read as scores."""
+
+
+def task_from_files(
+    files: UserFiles,
+    *,
+    text: str = "text",
+    text_pair: str = "",
+    label: str = "label",
+    kind: str = "auto",
+    name: str = "",
+    reserved: Collection[str] = (),
+) -> TextTask | SquadTask:
+    """Build a task from CSV, TSV, JSONL or Parquet files, or from JSON files in the SQuAD format.
+
+    Args:
+        files: Paths of the training, dev and validation files.
+        text: Column of the text, or of the first text of a pair.
+        text_pair: Column of the second text. Empty: there is one text.
+        label: Column of the label.
+        kind: One of `KINDS`. "auto" infers the kind from the file's ending and the labels.
+        name: Name of the task. Empty: made from the name of the training file.
+        reserved: Names that the task must not have, e.g. those of built-in tasks.
+    """
+    if kind not in KINDS:
+        raise BertVisionError(f"Unknown kind {kind!r}. Known: {', '.join(KINDS)}.")
+    path = Path(files.train)
+    name = _task_name(name, path, reserved)
+    if path.suffix.lower() == ".json" or kind.startswith("squad2"):
+        if kind in ("classification", "regression"):
+            raise BertVisionError(
+                f"{path} is read as SQuAD, which is not {kind}. Save rows of JSON in a file that ends in .jsonl."
+            )
+        summary = f"Questions about passages, from {path.name}"
+        return SquadTask(name=name, summary=summary, answerable=kind == "squad2-answerable", data_source=files)
+    columns = (text, text_pair) if text_pair else (text,)
+    table = read_table(path)
+    list(table.pick(columns))  # a missing text column is the likelier mistake, so it is reported first
+    labels = _read_labels(table, label)
+    if kind == "auto":
+        kind, reason = _infer_kind(labels)
+        logger.info(f"Column {label!r} of {path} is read as {kind}: {reason}.")
+    classes = _classes(labels, path) if kind == "classification" else ()
+    if not classes:
+        summary, metrics = "A score for each text", ("pearson", "spearman")
+    else:
+        summary = f"One of {len(classes)} classes for each text"
+        metrics = ("accuracy", "f1" if len(classes) == 2 else "macro_f1")
+    return TextTask(
+        name=name,
+        summary=f"{summary}, from {path.name}",
+        texts=columns,
+        label=label,
+        classes=classes,
+        metrics=metrics,
+        data_source=files,
+    )
+
+
+def _task_name(name: str, path: Path, reserved: Collection[str]) -> str:
+    """Check a given name, or make one from the name of the training file."""
+    if not name:
+        # A file called "train" is named after its directory.
+        stem = path.stem if not re.fullmatch(r"train([-_.]v?[\d.]+)?", path.stem) else path.resolve().parent.name
+        name = re.sub(r"[^\w.-]+", "-", stem).strip("-.") or "custom"
+        name = f"own-{name}" if name in reserved else name
+    if not re.fullmatch(r"\w[\w.-]*", name):
+        raise BertVisionError(f"A task name consists of letters, digits, '.', '_' and '-'; got {name!r}.")
+    if name in reserved:
+        raise BertVisionError(f"{name!r} is the name of a built-in task; choose another name with --task.")
+    return name
+
+
+def _read_labels(table: Table, column: str) -> list[Any]:
+    """Return the labels, none of which may be empty, nor NaN or infinite among numbers."""
+    rows = [(line, value) for line, (value,) in table.pick([column])]
+    for line, value in rows:
+        if value is None or not label_name(value):
+            table.refuse(line, f"column {column!r} is empty where a label was expected.")
+    not_numbers = [(line, value) for line, value in rows if as_number(value) is None]
+    if len(not_numbers) < len(rows) and all(_is_not_finite(value) for _, value in not_numbers):
+        for line, value in not_numbers:
+            table.refuse(
+                line,
+                f"column {column!r} holds {label_name(value)!r}, but all other labels are numbers. "
+                "Correct or remove this line.",
+            )
+    return [value for _, value in rows]
+
+
+def _is_not_finite(value: Any) -> bool:
+    return label_name(value).lower().lstrip("+-") in ("nan", "inf", "infinity")
+
+
+def _classes(labels: Sequence[Any], path: Path) -> tuple[str, ...]:
+    """Return the names of the classes, in numerical order if all of them are numbers."""
+    names = {label_name(value) for value in labels}
+    if len(names) < 2:
+        raise BertVisionError(f"{path} holds one class only ({names.pop()!r}); training needs two or more.")
+    numeric = all(as_number(name) is not None for name in names)
+    return tuple(sorted(names, key=float) if numeric else sorted(names))
+
+
+def _infer_kind(labels: Sequence[Any]) -> tuple[str, str]:
+    """Return the kind of task that the labels suggest, and the reason."""
+    numbers = [as_number(value) for value in labels]
+    distinct = len({label_name(value) for value in labels})
+    if None in numbers:
+        return "classification", f"{distinct} different labels"
+    if all(float(number).is_integer() for number in numbers if number is not None) and distinct <= MOST_CLASSES:
+        return "classification", f"integers with {distinct} different values"
+    return "regression", f"numbers with {distinct} different values"
