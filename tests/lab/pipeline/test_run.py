@@ -198,7 +198,7 @@ def test_pooled_channel_and_rates(reviews, tiny, tmp_path):
         both / both.sum(), abs=1e-4
     )
     best = result.best
-    assert best.name == "learned:pooler_output=true" and best.record.head_shape.layers == 5
+    assert best.name == "learned:pooler_output=true" and best.record.head_shape.num_layers == 4
     assert best.metrics.learning_rate in (1e-1, 1e-2, 1e-4)
     assert bertvision.load(best).predict("the film was good")["label"] in ("pos", "neg")
 
