@@ -1,11 +1,14 @@
 """The command line. Commands parse their arguments, call the library and print the result."""
 
+import logging
 import os
 import sys
+from typing import Annotated
 
 import typer
 
-from bertvision.cli import inference, listings, search, stores, studies, training
+import bertvision
+from bertvision.cli import inference, listings, runs, search, stores, studies, training
 from bertvision.cpu_optimizations import read_switch, set_environment
 from bertvision.errors import BertVisionError
 from bertvision.progress import is_main_rank, log_to_stderr
@@ -18,12 +21,24 @@ EXTRAS = {
 }
 """The packages of each optional extra, as they are imported."""
 
+FORMER_FLAGS = {
+    "--backbone": "--encoder",
+    "--through": "--auxiliary-head",
+    "--activations": "--states",
+    "--states-type": "--store-dtype",
+    "--texts": "--encoding",
+    "--pooled": "--pooler-output",
+    "--with-backbone": "--with-encoder",
+    "--without-backbone": "--without-encoder",
+}
+FORMER_COMMANDS = {"backbones": "encoders"}
+
+logger = logging.getLogger(__name__)
 app = typer.Typer(
     name="bertvision",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
-    help="Fine-tune an encoder for a fraction of an epoch, read all its layers, train a tiny head on them.",
 )
 training.register(app)
 inference.register(app)
@@ -31,6 +46,23 @@ stores.register(app)
 search.register(app)
 studies.register(app)
 listings.register(app)
+runs.register(app)
+
+
+def print_version(requested: bool) -> None:
+    """Print the version and exit, if that was requested."""
+    if requested:
+        print(f"bertvision {bertvision.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def bertvision_command(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Fine-tune an encoder for a fraction of an epoch, read all its layers, train a tiny head on them."""
 
 
 def main() -> None:
@@ -40,6 +72,7 @@ def main() -> None:
     log_to_stderr()
     if not is_main_rank():
         sys.stdout = open(os.devnull, "w")
+    sys.argv[1:] = current_names(sys.argv[1:])
     try:
         app()
     except BertVisionError as error:
@@ -57,6 +90,19 @@ def main() -> None:
     except BrokenPipeError:  # `bertvision ... | head`
         sys.stderr.close()
         sys.exit(1)
+
+
+def current_names(arguments: list[str]) -> list[str]:
+    """Replace former names of flags and commands by the present ones, and log a message about each."""
+    replaced = []
+    options = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    for position, argument in enumerate(options):
+        flag, equals, value = argument.partition("=")
+        name = FORMER_FLAGS.get(flag) or (FORMER_COMMANDS.get(flag) if position == 0 else None)
+        if name:
+            logger.info(f"{flag} is now called {name}.")
+        replaced.append(f"{name or flag}{equals}{value}")
+    return replaced + arguments[len(options) :]
 
 
 def _exit_with(message: str) -> None:

@@ -1,4 +1,4 @@
-"""The flags that name an experiment, defined once for every command that takes them."""
+"""The flags that describe an experiment, defined once for all commands that take them."""
 
 import inspect
 from collections.abc import Callable
@@ -14,31 +14,31 @@ from bertvision.errors import BertVisionError
 if TYPE_CHECKING:
     from bertvision.lab.experiment import Experiment
 
-# Flag -> (setting, type, help). A flag left out leaves the setting as the file or the default has it.
+# Flag -> (setting, type, help). A flag that is not given leaves the value of the file, or the default.
 FLAGS: dict[str, tuple[str, type, str]] = {
-    "task": ("task", str, "Task of `bertvision tasks`; with --train-file, a name for your own."),
+    "task": ("task", str, "Task of `bertvision tasks`, or a,b,c for several; with --train-file, a name for your own."),
     "encoder": ("encoder", str, "Alias of `bertvision encoders`, Hub name, or directory."),
     "fractions": ("fractions", str, "Epochs of fine-tuning to save and score, e.g. 0,0.3,1."),
     "auxiliary_head": (
         "auxiliary_head",
         str,
-        "Head that fine-tuning goes through beside BERT's own; last: BERT's own alone.",
+        "Head that is fine-tuned together with BERT's own; last: none.",
     ),
-    "frozen": ("frozen", int, "Lowest layers, embeddings first, that fine-tuning leaves as they are."),
+    "frozen": ("frozen", int, "Number of lowest layers, embeddings first, that are not fine-tuned."),
     "at": ("head_fractions", str, "Fractions at which heads are trained, e.g. 0.3."),
     "heads": ("heads", str, "Heads to train, e.g. 'learned,adapter:size=64,token_pooling=max', 'adapter*' or all."),
-    "states": ("states", str, "Where hidden states come from: auto, memory, stream or store."),
-    "store_dtype": ("store.dtype", str, "How stores hold them: float32, float16, bfloat16, int8 or int4."),
-    "store_dir": ("store.directory", str, "Where stores are, if not with the backbone they were made from."),
+    "states": ("states", str, "Where hidden states are kept: auto, memory, stream (nowhere) or store (on disk)."),
+    "store_dtype": ("store.dtype", str, "Number type of stores: float32, float16, bfloat16, int8 or int4."),
+    "store_dir": ("store.directory", str, "Directory of stores [beside the encoder]."),
     "seed": ("seed", int, "Seed of fine-tuning and of heads."),
     "limit": ("data.limit", int, "Train on this many rows drawn at random (0: all)."),
     "limit_dev": ("data.limit_dev", int, "Score this many rows drawn at random (0: all)."),
-    "max_tokens": ("data.max_tokens", int, "Longest input (0: the task's)."),
+    "max_tokens": ("data.max_tokens", int, "Longest input, in tokens (0: depends on the task)."),
     "data_dir": ("data.data_dir", str, "Directory with the task's official files."),
-    "source": ("data.source", str, "local, hub or registry; else the first that has the task."),
+    "source": ("data.source", str, "local, hub or registry [the first that has the task]."),
     "train_file": ("data.train_file", str, "Your own training file: CSV, TSV, JSONL, Parquet or SQuAD JSON."),
-    "dev_file": ("data.dev_file", str, "Your own file to score; else a part of train."),
-    "validation_file": ("data.validation_file", str, "Your own file to choose on; else a part of train."),
+    "dev_file": ("data.dev_file", str, "Your own file to score on [a part of train]."),
+    "validation_file": ("data.validation_file", str, "Your own file to choose settings on [a part of train]."),
     "text": ("data.text", str, "Column of the text."),
     "text_pair": ("data.text_pair", str, "Column of the second text of a pair."),
     "label": ("data.label", str, "Column of the label."),
@@ -47,9 +47,9 @@ FLAGS: dict[str, tuple[str, type, str]] = {
 
 
 def experiment_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """Give `command(experiment, ...)` a TOML argument, every flag of FLAGS, and --set.
+    """Add a TOML argument, the flags of FLAGS, --preset and --set to `command(experiment, ...)`.
 
-    A command that takes `experiments` instead gets all of a file that holds several, each with its table of [study].
+    A command that takes `experiments` gets all experiments of a file, each with its table [study].
     """
     own = inspect.signature(command).parameters
     added = [
@@ -60,11 +60,13 @@ def experiment_flags(command: Callable[..., None]) -> Callable[..., None]:
             annotation=Annotated[Path | None, typer.Argument(help="Experiment file (TOML).", metavar="[FILE.toml]")],
         )
     ]
-    published = Annotated[
+    preset_flag = Annotated[
         str | None,
-        typer.Option(help="Published settings (`bertvision presets`), under all others.", show_default=False),
+        typer.Option(
+            help="Published settings (`bertvision presets`); files and flags override them.", show_default=False
+        ),
     ]
-    added.append(inspect.Parameter("preset", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=published))
+    added.append(inspect.Parameter("preset", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=preset_flag))
     for name, (_, kind, text) in FLAGS.items():
         annotation = Annotated[kind | None, typer.Option(help=text, show_default=False)]
         added.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
@@ -80,14 +82,14 @@ def experiment_flags(command: Callable[..., None]) -> Callable[..., None]:
         flags = {name: given.pop(name) for name in FLAGS}
         file, settings, preset = given.pop("config_file"), given.pop("settings"), given.pop("preset")
         if "experiments" in own:
-            several = config.load_several(file, preset or "")
-            command([(apply_overrides(each, flags, settings or []), study) for each, study in several], **given)
+            loaded = config.load_several(file, preset or "")
+            command([(apply_overrides(one, flags, settings or []), study) for one, study in loaded], **given)
         else:
             command(apply_overrides(config.load(file, name=preset or ""), flags, settings or []), **given)
 
     rest = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for n, p in own.items() if not n.startswith("experiment")]
-    words = [p for p in rest if any(isinstance(each, ArgumentInfo) for each in get_args(p.annotation))]
-    everything = [*words, *added, *(p for p in rest if p not in words)]
+    arguments = [p for p in rest if any(isinstance(part, ArgumentInfo) for part in get_args(p.annotation))]
+    everything = [*arguments, *added, *(p for p in rest if p not in arguments)]
     wrapped.__signature__ = inspect.Signature(everything)  # pyright: ignore[reportAttributeAccessIssue]
     wrapped.__annotations__ = {p.name: p.annotation for p in everything}
     del wrapped.__wrapped__
@@ -95,7 +97,7 @@ def experiment_flags(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def apply_overrides(experiment: "Experiment", flags: dict[str, Any], settings: list[str]) -> "Experiment":
-    """Lay flags and --set over an experiment."""
+    """Return the experiment with the settings of flags and --set."""
     from bertvision import heads
     from bertvision.lab import experiment as config
 

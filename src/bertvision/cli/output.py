@@ -1,11 +1,16 @@
-"""Tables for people, JSON for programs; results go to stdout, everything else to stderr."""
+"""Tables for people, JSON for programs. Results go to stdout, messages to stderr."""
 
 import json
-from collections.abc import Sequence
+import os
+import shutil
+import sys
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+
+UNLIMITED_WIDTH = 1000  # of tables that are not read on a terminal
 
 
 def as_json(value: Any) -> None:
@@ -14,15 +19,23 @@ def as_json(value: Any) -> None:
 
 
 def table(rows: Sequence[dict[str, Any]], title: str = "", *, numbers: Sequence[str] = (), bold: str = "") -> None:
-    """Print rows as a table; columns in `numbers` are aligned right, rows with `bold` true are bold."""
-    shown = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    """Print rows as a table that is as wide as the terminal at most.
+
+    Args:
+        rows: one dictionary per row, all with the same keys.
+        title: printed above the table.
+        numbers: names of the columns that are aligned right and never wrapped.
+        bold: name of a boolean column that is not shown; rows in which it is true are bold.
+    """
+    grid = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
     columns = [name for name in rows[0] if name != bold] if rows else []
     for name in columns:
-        shown.add_column(name, justify="right" if name in numbers else "left", no_wrap=True)
+        is_number = name in numbers
+        grid.add_column(name, justify="right" if is_number else "left", no_wrap=is_number, overflow="fold")
     for row in rows:
-        shown.add_row(*(str(row[name]) for name in columns), style="bold" if bold and row[bold] else None)
-    # As wide as the rows need: a terminal folds what it cannot show, but a cut name is lost.
-    Console(width=1000).print(shown)
+        grid.add_row(*(str(row[name]) for name in columns), style="bold" if bold and row[bold] else None)
+    fits = sys.stdout.isatty() or "COLUMNS" in os.environ
+    Console(width=shutil.get_terminal_size((100, 24)).columns if fits else UNLIMITED_WIDTH).print(grid)
 
 
 def markdown(rows: Sequence[dict[str, Any]], *, numbers: Sequence[str] = ()) -> str:
@@ -32,42 +45,89 @@ def markdown(rows: Sequence[dict[str, Any]], *, numbers: Sequence[str] = ()) -> 
     return "\n".join(lines + ["| " + " | ".join(str(row[name]) for name in names) + " |" for row in rows]) + "\n"
 
 
-LABELS = {"bert-head": "control: retrained BERT head"}
-NUMBERS = ("fraction", "score", "95 %", "validation", "parameters", "seconds")
+def size(count: int) -> str:
+    """Return a number of bytes in a readable unit."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= scale:
+            return f"{count / scale:,.1f} {unit}"
+    return f"{count} bytes"
 
 
-def comparison(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Word the rows of a comparison for people."""
-    worded = []
+def parameters(count: int) -> str:
+    """Return a number of parameters; millions are rounded."""
+    return f"{count:,}" if count < 1e6 else f"{count / 1e6:,.1f}M"
+
+
+LABELS = {"bert-head": "retrained BERT head"}
+
+
+def short_name(name: str, task_kind: str) -> str:
+    """Return the label of a run's name: heads, or the members of an ensemble, without their full specifications."""
+    if " + " in name and name.endswith(")"):
+        members, _, how = name.rpartition(" (")
+        return " + ".join(short_name(member, task_kind) for member in members.split(" + ")) + f" ({how}"
+    return head_label(name, task_kind)
+
+
+def head_label(name: str, task_kind: str) -> str:
+    """Return "default" for the recommended head of a kind of task, and the specification for every other head."""
+    from bertvision.heads import HEADS, HeadConfig
+
+    return HeadConfig.parse(name).label(task_kind) if name.partition(":")[0] in HEADS else name
+
+
+def legend(names: Iterable[str], task_kind: str) -> list[str]:
+    """Return a line for each abbreviated name of a table: `default = adapter:members=3,...`."""
+    heads = {member for name in names for member in name.removesuffix(")").rpartition(" (")[0].split(" + ")}
+    heads |= set(names)
+    labels = {head: head_label(head, task_kind) for head in heads if " + " not in head}
+    return sorted(f"{label} = {head}" for head, label in labels.items() if label != head)
+
+
+def comparison(rows: Sequence[dict[str, Any]], task_kind: str, *, full: bool = False) -> list[dict[str, Any]]:
+    """Format the rows of a comparison.
+
+    Args:
+        rows: rows of `pipeline.rows`.
+        task_kind: kind of the task, which determines the labels of heads.
+        full: whether to keep all metrics and the whole names of models, for files.
+    """
+    formatted = []
     for row in rows:
-        name = row["name"]
+        primary, scores = row["primary"], row["score"]
+        others = [name for name in scores if name != primary]
+        name = row["name"] if full else short_name(row["name"], task_kind)
         if row["kind"] == "control":
-            name = LABELS.get(name, f"control: {name}")
-        elif row["kind"] == "ensemble":
-            name = f"ensemble: {name}"
-        score = row["score"]
-        first = row["primary"]
-        worded.append(
+            name = f"control: {LABELS.get(name, name)}"
+        formatted.append(
             {
                 "fraction": f"{row['fraction']:g}",
                 "model": name + (" *" if row["chosen"] else ""),
-                first: f"{score[first]:.2f}",
-                "95 %": "{:.2f} - {:.2f}".format(*row["interval"]),
-                **{key: f"{value:.2f}" for key, value in score.items() if key != first},
+                primary: f"{scores[primary]:.2f}",
+                "95 %": "{:.2f}-{:.2f}".format(*row["interval"]),
+                **{other: f"{scores[other]:.2f}" for other in (others if full else others[:1])},
                 "validation": f"{row['validation']:.2f}",
-                "parameters": f"{row['parameters']:,}",
+                "params": parameters(row["parameters"]),
                 "seconds": f"{row['seconds']['total']:.0f}",
                 "chosen": row["chosen"],
             }
         )
-    return worded
+    return formatted
 
 
-def answer(found: dict[str, Any]) -> str:
-    """Word one answer of a predictor on one line."""
-    if "answer" in found:
-        said = repr(found["answer"]) if found["answer"] else "no answer"
-        return f"{said}  (no-answer probability {found['null_probability']:.3f})"
-    if "label" in found:
-        return f"{found['label']}  ({found['probability']:.3f})"
-    return f"{found['score']:.3f}"
+def print_comparison(rows: Sequence[dict[str, Any]], task_kind: str) -> None:
+    """Print the rows of a comparison as a table, and the full specifications of its heads below it."""
+    formatted = comparison(rows, task_kind)
+    table(formatted, numbers=[name for name in formatted[0] if name != "model"], bold="chosen")
+    for line in legend([row["name"] for row in rows], task_kind):
+        print(line)
+
+
+def answer(prediction: dict[str, Any]) -> str:
+    """Return one prediction as a line of text."""
+    if "answer" in prediction:
+        text = repr(prediction["answer"]) if prediction["answer"] else "no answer"
+        return f"{text}  (no-answer probability {prediction['null_probability']:.3f})"
+    if "label" in prediction:
+        return f"{prediction['label']}  ({prediction['probability']:.3f})"
+    return f"{prediction['score']:.3f}"

@@ -1,4 +1,4 @@
-"""The command that finds settings."""
+"""The command `search`, which looks for good settings."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -7,6 +7,7 @@ import typer
 
 from bertvision.cli import output
 from bertvision.cli.options import experiment_flags
+from bertvision.cli.run_references import task_kind_of
 from bertvision.cli.training import Cluster, Json, Root
 
 if TYPE_CHECKING:
@@ -23,22 +24,24 @@ def register(app: typer.Typer) -> None:
 
 def search(
     experiment: "Experiment",
-    what: Annotated[str, typer.Option(help="head, or bert: the baseline, with the same budget.")] = "head",
-    trials: Annotated[int, typer.Option(help="Settings to try, over all processes.")] = 20,
-    seeds: Annotated[int, typer.Option(help="Seeds of every trial; its score is their mean.")] = 1,
+    what: Annotated[str, typer.Option(help="head, or bert for the baseline with the same budget.")] = "head",
+    trials: Annotated[int, typer.Option(help="Number of settings to try, over all processes.")] = 20,
+    seeds: Annotated[int, typer.Option(help="Seeds per trial; its score is their mean.")] = 1,
     space: Annotated[
-        list[str] | None, typer.Option(help="Where to look, e.g. size=[8,16] or learning_rate=[1e-4,1e-2].")
+        list[str] | None, typer.Option(help="Values to try, e.g. size=[8,16] or learning_rate=[1e-4,1e-2].")
     ] = None,
-    shard: Annotated[float, typer.Option(help="Random share of train to search on (0: what suits the task).")] = 0.0,
-    storage: Annotated[str, typer.Option(help="Optuna storage URL, to share a search; else a file beside.")] = "",
-    together: Annotated[int, typer.Option(help="Trials drawn at once, and trained in one pass.")] = 5,
+    shard: Annotated[float, typer.Option(help="Random share of train to search on (0: depends on the task).")] = 0.0,
+    storage: Annotated[
+        str, typer.Option(help="Optuna storage URL, to share a search between machines [a local file].")
+    ] = "",
+    together: Annotated[int, typer.Option(help="Trials that are drawn and trained together.")] = 5,
     address: Cluster = "",
     root: Root = Path("runs"),
     as_json: Json = False,
 ) -> None:
-    """Search for settings on validation; score the best once on dev, and write it as an experiment file.
+    """Search for settings on validation, score the best once on dev, and write it as an experiment file.
 
-    Start it again to go on; start it several times to search in parallel.
+    Run the command again to resume it; run it several times at once to search in parallel.
 
     Example: bertvision search --task stsb --limit 1000 --at 0.3 --heads adapter,learned --trials 20
     """
@@ -93,5 +96,5 @@ def _print(found: "SearchResult", as_json: bool) -> None:
         print(f"Importance: {shares}")
     for comparison in found.final:
         print()
-        output.table(output.comparison(pipeline.rows(comparison)), numbers=output.NUMBERS, bold="chosen")
+        output.print_comparison(pipeline.rows(comparison), task_kind_of(comparison.best))
     print(f"Experiment: {found.file}\nHistory:    {found.directory / 'search.md'}")

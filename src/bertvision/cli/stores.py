@@ -1,4 +1,4 @@
-"""Commands about hidden states on disk: extract, and store info, verify, estimate, list, convert, remove."""
+"""Commands about hidden states on disk: extract, and store estimate, list, info, verify, convert, remove."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,18 +15,21 @@ if TYPE_CHECKING:
     from bertvision.states import Store
     from bertvision.types import StateView
 
-Where = Annotated[Path, typer.Argument(help="Directory of a store.")]
+StoreDirectory = Annotated[Path, typer.Argument(help="Directory of a store.")]
 Type = Annotated[str, typer.Option(help="float32, float16, bfloat16, int8 or int4.", show_default=False)]
 Layers = Annotated[str, typer.Option(help="all, last, last4, every2, 0,6,12 or 2-5; 0 is the embedding output.")]
-Texts = Annotated[str, typer.Option(help="How pairs are read: together, apart or both (default for pairs).")]
+Encoding = Annotated[
+    str, typer.Option("--encoding", help="How pairs are encoded: cross, bi or both [both].", show_default=False)
+]
 Pooled = Annotated[bool, typer.Option("--pooler-output", help="Also BERT's pooled [CLS] (sentence tasks).")]
+FORMER_ENCODINGS = {"together": "cross", "apart": "bi"}
 First = Annotated[bool, typer.Option("--first", help="Only the first token, [CLS], of every row.")]
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to `app`."""
     app.command()(experiment_flags(extract))
-    store = typer.Typer(no_args_is_help=True, help="Look after hidden states on disk.")
+    store = typer.Typer(no_args_is_help=True, help="Manage hidden states on disk.")
     for command in (info, verify, convert, remove):
         store.command()(command)
     store.command("estimate")(experiment_flags(estimate))
@@ -36,23 +39,30 @@ def register(app: typer.Typer) -> None:
 
 def extract(
     experiment: "Experiment",
-    splits: Annotated[str, typer.Option(help="Which of train,validation,dev.")] = "train,validation,dev",
+    splits: Annotated[
+        str, typer.Option(help="Splits to extract: any of train,validation,dev.")
+    ] = "train,validation,dev",
     layers: Layers = "all",
     first: First = False,
     pooled: Pooled = False,
-    texts: Texts = "",
+    encoding: Encoding = "",
     address: Cluster = "",
     root: Root = Path("runs"),
     as_json: Json = False,
 ) -> None:
-    """Write the hidden states of a fine-tuned backbone to disk; fine-tunes it first if need be.
+    """Write the hidden states of a fine-tuned encoder to disk; fine-tunes it first if necessary.
 
     Example: bertvision extract --task stsb --limit 1000 --at 0.3 --store-dtype int8
     """
     from bertvision.lab import extraction
 
     made = []
-    options: dict[str, Any] = {"first": first, "pooled": pooled, "texts": texts, "address": address}
+    options: dict[str, Any] = {
+        "first": first,
+        "pooled": pooled,
+        "texts": FORMER_ENCODINGS.get(encoding, encoding),
+        "address": address,
+    }
     for store in extraction.extract(experiment, root, _splits(splits), layers, **options):
         made.append(_describe(store))
     _print(made, as_json)
@@ -60,36 +70,40 @@ def extract(
 
 def estimate(
     experiment: "Experiment",
-    splits: Annotated[str, typer.Option(help="Which of train,validation,dev.")] = "train,validation,dev",
+    splits: Annotated[
+        str, typer.Option(help="Splits to extract: any of train,validation,dev.")
+    ] = "train,validation,dev",
     layers: Layers = "all",
     first: First = False,
     pooled: Pooled = False,
-    texts: Texts = "",
+    encoding: Encoding = "",
     as_json: Json = False,
 ) -> None:
-    """Say how large stores would be in every type, before anything is computed.
+    """Print how large stores would be in each number type, without computing them.
 
     Example: bertvision store estimate --task squad2 --encoder bert-large-uncased
     """
     from bertvision.lab import extraction
 
-    found = extraction.estimate(experiment, _splits(splits), layers, first=first, pooled=pooled, texts=texts)
+    estimated = extraction.estimate(
+        experiment, _splits(splits), layers, first=first, pooled=pooled, texts=FORMER_ENCODINGS.get(encoding, encoding)
+    )
     if as_json:
-        output.as_json(found)
+        output.as_json(estimated)
         return
     rows = [
-        {"type": name, "size": _size(size), "of padded float32": f"1/{found['padded_float32'] / size:.1f}"}
-        for name, size in found["bytes"].items()
+        {"type": name, "size": output.size(size), "of padded float32": f"1/{estimated['padded_float32'] / size:.1f}"}
+        for name, size in estimated["bytes"].items()
     ]
     output.table(rows, numbers=("size", "of padded float32"))
     print(
-        f"{found['rows']:,} rows, {found['tokens']:,} tokens; padded to {found['max_tokens']}, float32 would take "
-        f"{_size(found['padded_float32'])}."
+        f"{estimated['rows']:,} rows, {estimated['tokens']:,} tokens. Padded to {estimated['max_tokens']} tokens, "
+        f"float32 would take {output.size(estimated['padded_float32'])}."
     )
 
 
-def info(store: Where, as_json: Json = False) -> None:
-    """Show what a store holds, and of what.
+def info(store: StoreDirectory, as_json: Json = False) -> None:
+    """Show what a store contains.
 
     Example: bertvision store info runs/stsb/minilm/0a1b2c3d/0.3/states/train-int8-4e5f6a7b
     """
@@ -103,29 +117,31 @@ def info(store: Where, as_json: Json = False) -> None:
         print(f"{key:12} {_worded(key, value)}")
 
 
-def verify(store: Where, as_json: Json = False) -> None:
-    """Read every byte of a store and check it; exit code 1 if anything is wrong.
+def verify(store: StoreDirectory, as_json: Json = False) -> None:
+    """Check every byte of a store; the exit code is 1 if it is damaged.
 
     Example: bertvision store verify runs/stsb/minilm/0a1b2c3d/0.3/states/train-int8-4e5f6a7b
     """
     from bertvision.progress import bar
     from bertvision.states import Store
 
-    opened, wrong = Store(store), []
+    opened, problems = Store(store), []
     with bar("verify", total=opened.rows) as advance:
-        for rows, found in opened.verify():
-            wrong += found
+        for rows, errors in opened.verify():
+            problems += errors
             advance(rows)
     if as_json:
-        output.as_json({"store": str(store), "rows": opened.rows, "problems": wrong})
-    elif not wrong:
-        print(f"{opened.rows:,} rows, {_size(opened.layout.bytes)}: all sound.")
-    if wrong:
-        raise BertVisionError(wrong[0] if len(wrong) == 1 else f"{len(wrong)} faults. The first: {wrong[0]}")
+        output.as_json({"store": str(store), "rows": opened.rows, "problems": problems})
+    elif not problems:
+        print(f"{opened.rows:,} rows, {output.size(opened.layout.bytes)}: no errors.")
+    if problems:
+        raise BertVisionError(
+            problems[0] if len(problems) == 1 else f"{len(problems)} errors. The first: {problems[0]}"
+        )
 
 
 def list_stores(root: Root = Path("runs"), as_json: Json = False) -> None:
-    """List the stores under a directory, unfinished ones too.
+    """List the stores below a directory, unfinished ones included.
 
     Example: bertvision store list --runs runs
     """
@@ -152,14 +168,14 @@ def list_stores(root: Root = Path("runs"), as_json: Json = False) -> None:
 
 
 def convert(
-    store: Where,
+    store: StoreDirectory,
     target: Annotated[Path, typer.Argument(help="Directory of the new store.")],
     type: Type = "",
     layers: Layers = "all",
     first: First = False,
     as_json: Json = False,
 ) -> None:
-    """Make a smaller store: another number type, fewer layers, or [CLS] alone. Needs no backbone.
+    """Write a smaller copy of a store: another number type, fewer layers, or only [CLS]. Needs no encoder.
 
     Example: bertvision store convert states/train states/train-int4 --type int4 --layers last4
     """
@@ -171,8 +187,8 @@ def convert(
     _print([_describe(made)], as_json)
 
 
-def remove(store: Where, as_json: Json = False) -> None:
-    """Delete a store, finished or not, and nothing else.
+def remove(store: StoreDirectory, as_json: Json = False) -> None:
+    """Delete a store, finished or not.
 
     Example: bertvision store remove runs/stsb/minilm/0a1b2c3d/0.3/states/train-int8-4e5f6a7b
     """
@@ -182,7 +198,7 @@ def remove(store: Where, as_json: Json = False) -> None:
     if as_json:
         output.as_json({"removed": str(store), "bytes": freed})
         return
-    print(f"Removed {store}: {_size(freed)}.")
+    print(f"Removed {store}: {output.size(freed)}.")
 
 
 def _splits(text: str) -> list[str]:
@@ -236,7 +252,7 @@ def _describe(store: "Store") -> dict[str, Any]:
 
 def _worded(key: str, value: Any) -> str:
     if key == "bytes":
-        return f"{value:,} ({_size(value)})"
+        return f"{value:,} ({output.size(value)})"
     if isinstance(value, dict):
         return ", ".join(f"{name} {text[:12] if isinstance(text, str) else text}" for name, text in value.items())
     return ",".join(map(str, value)) if isinstance(value, list) else f"{value:,}" if type(value) is int else str(value)
@@ -248,22 +264,15 @@ def _print(described: list[dict[str, Any]], as_json: bool) -> None:
         return
     rows = [
         {
-            "task": each["task"],
-            "split": each["split"],
-            "type": each["type"],
-            "rows": f"{each['rows']:,}",
-            "tokens": f"{each['tokens']:,}",
-            "layers": len(each["layers"]) + each["pooled"],
-            "size": _size(each["bytes"]),
-            "store": each["store"],
+            "task": store["task"],
+            "split": store["split"],
+            "type": store["type"],
+            "rows": f"{store['rows']:,}",
+            "tokens": f"{store['tokens']:,}",
+            "layers": len(store["layers"]) + store["pooled"],
+            "size": output.size(store["bytes"]),
+            "store": store["store"],
         }
-        for each in described
+        for store in described
     ]
     output.table(rows, numbers=("rows", "tokens", "layers", "size"))
-
-
-def _size(count: int) -> str:
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:,.1f} {unit}"
-    return f"{count} bytes"

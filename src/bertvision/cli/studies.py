@@ -1,4 +1,4 @@
-"""Commands about what runs teach: study, report, submit."""
+"""Commands that summarize runs: study, report, submit."""
 
 import shlex
 import sys
@@ -9,6 +9,7 @@ import typer
 
 from bertvision.cli import output
 from bertvision.cli.options import experiment_flags
+from bertvision.cli.run_references import RunReference, resolve_run
 from bertvision.cli.training import Cluster, Json, Root
 from bertvision.errors import BertVisionError
 
@@ -26,14 +27,18 @@ def register(app: typer.Typer) -> None:
 
 def study(
     experiments: "list[tuple[Experiment, dict[str, Any]]]",
-    name: Annotated[str, typer.Argument(help="A study of `bertvision study list`; all: those that suit the task.")],
-    seeds: Annotated[str, typer.Option(help="Of fine-tuning and heads, e.g. 0,1,2.", show_default=False)] = "",
-    to: Annotated[str, typer.Option(help="transfer: the tasks a head goes to.", show_default=False)] = "",
+    name: Annotated[
+        str, typer.Argument(help="A study of `bertvision study list`; all: every study that applies to the task.")
+    ],
+    seeds: Annotated[str, typer.Option(help="Seeds of fine-tuning and heads, e.g. 0,1,2.", show_default=False)] = "",
+    to: Annotated[
+        str, typer.Option(help="For `transfer`: the tasks to which a head is transferred.", show_default=False)
+    ] = "",
     root: Root = Path("runs"),
     address: Cluster = "",
     as_json: Json = False,
 ) -> None:
-    """Make a table and a figure of the paper; `list` names them. What is finished is not run again.
+    """Run a study: a table and a figure of the paper. `list` shows all studies. Finished runs are reused.
 
     Example: bertvision study curve --task stsb --limit 1000 --fractions 0.1,0.3,1 --seeds 0,1
     """
@@ -47,27 +52,27 @@ def study(
         ]
         output.as_json(rows) if as_json else output.table(rows)
         return
-    found: list[Result] = []
-    todo: list[tuple[Experiment, studies.StudyOptions, list[str]]] = []
+    results: list[Result] = []
+    planned: list[tuple[Experiment, studies.StudyOptions, list[str]]] = []
     for experiment, settings in experiments:
         options = merge(studies.StudyOptions(), settings)
         if seeds:
             options = merge(options, {"seeds": _seeds(seeds)})
         if to:
             options = merge(options, {"to": to.split(",")})
-        todo.append((experiment, options, (options.studies or ["all"]) if name == "all" else [name]))
+        planned.append((experiment, options, (options.studies or ["all"]) if name == "all" else [name]))
     if address:
-        studies.spread(todo, address, root)
+        studies.spread(planned, address, root)
     command = shlex.join(["bertvision", *sys.argv[1:]])
-    for experiment, options, names in todo:
+    for experiment, options, names in planned:
         for result in studies.run(experiment, names, options=options, root=root, command=command):
-            found.append(result)
+            results.append(result)
             if not as_json:
                 print(tables.markdown(result))
     if as_json:
         from dataclasses import asdict
 
-        output.as_json([asdict(result) for result in found])
+        output.as_json([asdict(result) for result in results])
 
 
 def _seeds(text: str) -> list[int]:
@@ -78,14 +83,16 @@ def _seeds(text: str) -> list[int]:
 
 
 def report(
-    roots: Annotated[list[Path], typer.Argument(help="Where runs with results of studies are.", metavar="RUNS...")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The page.")] = Path("report.html"),
+    roots: Annotated[
+        list[Path], typer.Argument(help="Directories of runs with results of studies.", metavar="RUNS...")
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="HTML file to write.")] = Path("report.html"),
     files: Annotated[
         Path | None, typer.Option(help="Also write pictures, Markdown, CSV and JSON into this directory.")
     ] = None,
-    examples: Annotated[bool, typer.Option(help="Show what models get wrong.")] = True,
+    examples: Annotated[bool, typer.Option(help="Show examples that models get wrong.")] = True,
 ) -> None:
-    """Write one page of all results of studies: it works offline, sorts, and needs no server.
+    """Write all results of studies as one HTML page that works offline, with sortable tables.
 
     Example: bertvision report runs -o report.html --files report
     """
@@ -98,17 +105,18 @@ def report(
 
 
 def submit(
-    run: Annotated[Path, typer.Argument(help="Directory of a finished run.")],
+    run: RunReference,
     out: Annotated[Path, typer.Option("--out", "-o", help="Directory for the files.")] = Path("submission"),
     file: Annotated[
-        Path | None, typer.Option(help="The official test file; none: dev's saved predictions.", show_default=False)
+        Path | None, typer.Option(help="The official test file [saved predictions on dev].", show_default=False)
     ] = None,
+    root: Root = Path("runs"),
 ) -> None:
-    """Write predictions as the official scorers and leaderboards take them: GLUE's TSV, SQuAD's JSON.
+    """Write predictions in the format of the official scorers and leaderboards: GLUE's TSV, SQuAD's JSON.
 
-    Example: bertvision submit runs/.../adapter-1a2b3c4d --file glue/MRPC/test.tsv
+    Example: bertvision submit mrpc --file glue/MRPC/test.tsv
     """
     from bertvision.lab.report.submission import write_submission
 
-    for path in write_submission(run, out, file):
+    for path in write_submission(resolve_run(run, root).directory, out, file):
         print(path)

@@ -1,4 +1,4 @@
-"""Commands that do the work: run, finetune, train, evaluate, score, ensemble, demo."""
+"""Commands that train and evaluate: run, finetune, train, evaluate, score, ensemble, demo."""
 
 import json
 import sys
@@ -9,17 +9,18 @@ import typer
 
 from bertvision.cli import output
 from bertvision.cli.options import experiment_flags
+from bertvision.cli.run_references import RunReference, RunReferences, resolve_run, task_kind_of
 from bertvision.errors import BertVisionError
 from bertvision.progress import is_main_rank
 
 if TYPE_CHECKING:
     from bertvision.lab.experiment import Experiment
 
-Root = Annotated[Path, typer.Option("--runs", help="Where runs are kept.")]
-Cluster = Annotated[str, typer.Option("--cluster", help="Ray cluster to work on: ray://HOST:PORT, or auto.")]
+Root = Annotated[Path, typer.Option("--runs", help="Directory of runs.")]
+Cluster = Annotated[str, typer.Option("--cluster", help="Ray cluster to use: ray://HOST:PORT, or auto.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
-# The demo's rows are few enough for two cores and a quarter of an hour; its scores are those of a subset.
+# A subset of the rows, so that the demo takes a few minutes on two cores.
 DEMO = {"limit": 3000, "source": "registry", "fractions": [0.3, 1.0], "head_fractions": [0.3]}
 DEMO_HEADS = ["learned", "adapter:token_pooling=cls", "adapter:token_pooling=mean", "adapter:token_pooling=max"]
 DEMO_TASKS = {
@@ -37,7 +38,7 @@ def register(app: typer.Typer) -> None:
 
 
 def run(experiment: "Experiment", root: Root = Path("runs"), as_json: Json = False) -> None:
-    """The whole line: fine-tune, train heads and controls, ensemble, score.
+    """Fine-tune an encoder, train heads and controls, combine them and score them all.
 
     Example: bertvision run --task stsb --limit 1000 --heads learned,adapter:token_pooling=max
     """
@@ -51,14 +52,14 @@ def run(experiment: "Experiment", root: Root = Path("runs"), as_json: Json = Fal
 
 
 def _run_multitask(experiment: "Experiment", root: Path, as_json: bool) -> None:
-    """One backbone for all tasks, and the backbone of each task alone beside it."""
+    """Fine-tune one encoder on all tasks, and one per task for comparison."""
     from bertvision.lab import pipeline
 
-    each = _apart(experiment)
+    experiments = _one_per_task(experiment)
     rows = []
-    for task, runs in pipeline.run_multitask(each, root).items():
-        alone = pipeline.run(next(one for one in each if one.task == task), root=root)
-        for shared, found in ((True, runs), (False, alone.runs)):
+    for task, shared_runs in pipeline.run_multitask(experiments, root).items():
+        alone = pipeline.run(next(single for single in experiments if single.task == task), root=root)
+        for shared, runs in ((True, shared_runs), (False, alone.runs)):
             rows += [
                 {
                     "task": task,
@@ -72,7 +73,7 @@ def _run_multitask(experiment: "Experiment", root: Path, as_json: bool) -> None:
                     "validation": run.validation_score[0],
                     "directory": str(run.directory),
                 }
-                for run in found
+                for run in runs
             ]
     if as_json:
         output.as_json(rows)
@@ -90,18 +91,20 @@ def _run_multitask(experiment: "Experiment", root: Path, as_json: bool) -> None:
         for row in rows
     ]
     output.table(table, numbers=["fraction", "score", "95 %", "validation"])
-    print("Runs on the shared backbone answer with one forward pass for all: bertvision serve RUN RUN ...")
+    print("Runs on the shared encoder need one forward pass when served together: bertvision serve RUN RUN ...")
 
 
 def finetune(experiment: "Experiment", root: Root = Path("runs"), as_json: Json = False) -> None:
-    """Fine-tune a backbone; save and score it at every fraction.
+    """Fine-tune an encoder; save and score it at every fraction.
 
     Example: bertvision finetune --task rotten-tomatoes --fractions 0.1,0.3,1 --limit 2000
     """
     from bertvision.lab import pipeline
 
     if "," in experiment.task:
-        members = [(each.data, each.checkpoints) for each in pipeline.finetune_multitask(_apart(experiment), root)]
+        members = [
+            (member.data, member.checkpoints) for member in pipeline.finetune_multitask(_one_per_task(experiment), root)
+        ]
     else:
         data = pipeline.load_data(experiment)
         members = [(data, pipeline.finetune(data, root))]
@@ -122,18 +125,18 @@ def finetune(experiment: "Experiment", root: Root = Path("runs"), as_json: Json 
             for row in rows
         ]
         output.table(table, data.task.name if len(members) > 1 else "", numbers=list(table[0]))
-        print(f"Backbones: {checkpoints.directory}")
+        print(f"Encoders: {checkpoints.directory}")
 
 
-def _apart(experiment: "Experiment") -> "list[Experiment]":
-    """One experiment for each task that `--task a,b,c` names."""
+def _one_per_task(experiment: "Experiment") -> "list[Experiment]":
+    """Return an experiment for each task of `--task a,b,c`."""
     from dataclasses import replace
 
     return [replace(experiment, task=task.strip()) for task in experiment.task.split(",")]
 
 
 def _curve(data: Any, checkpoints: Any) -> list[dict[str, Any]]:
-    """BERT at every fraction."""
+    """Return the results of BERT at every fraction."""
     from bertvision.lab import pipeline
 
     runs = [pipeline.bert_run(data, pipeline.open_checkpoint(data, checkpoints, f)) for f in checkpoints.fractions]
@@ -167,24 +170,24 @@ def train(experiment: "Experiment", root: Root = Path("runs"), as_json: Json = F
 
 
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="Directory of a finished run.")],
+    run: RunReference,
     data: Annotated[Path | None, typer.Option(help="Score this labelled file instead of dev.")] = None,
+    root: Root = Path("runs"),
     as_json: Json = False,
 ) -> None:
-    """Score a run again: its saved dev predictions, or a labelled file that it predicts now.
+    """Score the saved dev predictions of a run again, or predict and score a labelled file.
 
-    Example: bertvision evaluate runs/stsb/minilm/0a1b2c3d/0.3/bert-4e5f6a7b
+    Example: bertvision evaluate stsb --data more.csv
     """
     from bertvision import trained_model
     from bertvision.lab import pipeline
-    from bertvision.runs import open_run
 
-    found = open_run(run)
+    resolved = resolve_run(run, root)
     if data is None:
-        experiment_data = pipeline.load_data(pipeline.experiment_of(found))
-        scores = pipeline.rescore(experiment_data, found)
+        experiment_data = pipeline.load_data(pipeline.experiment_of(resolved))
+        scores = pipeline.rescore(experiment_data, resolved)
     else:
-        scores = trained_model.load(found).score_file(data)
+        scores = trained_model.load(resolved).score_file(data)
     _print_scores(scores, as_json)
 
 
@@ -195,7 +198,7 @@ def score(
     no_answer: Annotated[Path | None, typer.Option(help="No-answer scores: {id: number}.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Score any SQuAD prediction file as the official script does.
+    """Score a SQuAD prediction file as the official script does.
 
     Example: bertvision score squad2 --data dev-v2.0.json --predictions preds.json
     """
@@ -207,32 +210,32 @@ def score(
 
 
 def ensemble(
-    runs: Annotated[list[Path], typer.Argument(help="Directories of two or more finished runs on the same data.")],
-    how: Annotated[str, typer.Option(help="max, mean or product of the softmaxes.")] = "max",
+    runs: RunReferences,
+    how: Annotated[str, typer.Option(help="max, mean or product of the softmax probabilities.")] = "max",
+    root: Root = Path("runs"),
     as_json: Json = False,
 ) -> None:
-    """Combine runs, and score the result.
+    """Combine two or more runs on the same data, and score the result.
 
-    Example: bertvision ensemble RUN/bert-4e5f6a7b RUN/adapter-0a1b2c3d --how mean
+    Example: bertvision ensemble 4e5f6a7b 0a1b2c3d --how mean
     """
     from bertvision.lab import pipeline
-    from bertvision.runs import open_run
 
-    members = [open_run(path) for path in runs]
+    members = [resolve_run(reference, root) for reference in runs]
     if len(members) < 2:
         raise BertVisionError("An ensemble needs at least two runs.")
     data = pipeline.load_data(pipeline.experiment_of(members[-1]))
-    made = pipeline.ensemble(data, members[-1].directory.parent, members, how)
-    rows = pipeline.rows(pipeline.Comparison([*members, made], made, made.directory / "metrics.json"))
+    combined = pipeline.ensemble(data, members[-1].directory.parent, members, how)
+    rows = pipeline.rows(pipeline.Comparison([*members, combined], combined, combined.directory / "metrics.json"))
     if as_json:
         output.as_json(rows)
         return
-    output.table(output.comparison(rows), numbers=output.NUMBERS, bold="chosen")
-    print(f"Run: {made.directory}")
+    output.print_comparison(rows, data.task.kind)
+    print(f"Run: {combined.directory}")
 
 
 def demo(root: Root = Path("runs")) -> None:
-    """Show the whole line on real data, with embedded defaults and no hub: MiniLM on STS-B and Rotten Tomatoes.
+    """Run the whole pipeline on real data without the Hub: MiniLM on STS-B and Rotten Tomatoes.
 
     Example: bertvision demo
     """
@@ -248,10 +251,9 @@ def demo(root: Root = Path("runs")) -> None:
         result = pipeline.run(make(task=task, heads=heads, **DEMO), root=root)
         _print_comparison(result, as_json=False)
         for item, answer in zip(items, trained_model.load(result.best).predict(items), strict=True):
-            said = item if isinstance(item, str) else " | ".join(item)
-            print(f"\n{said!r} -> {output.answer(answer)}")
-            words = " ".join(json.dumps(text) for text in ([item] if isinstance(item, str) else item))
-            print(f"Ask it yourself: {sys.argv[0]} predict {result.best.directory} {words}\n")
+            texts = [item] if isinstance(item, str) else list(item)
+            print(f"\n{' | '.join(texts)!r} -> {output.answer(answer)}")
+            print(f"Try it: {sys.argv[0]} predict {result.best.directory} {' '.join(map(json.dumps, texts))}\n")
         chosen.append(str(result.best.directory))
     print(f"Try both in a browser: {sys.argv[0]} serve {' '.join(chosen)}")
 
@@ -259,25 +261,25 @@ def demo(root: Root = Path("runs")) -> None:
 def _print_comparison(result: Any, as_json: bool) -> None:
     from bertvision.lab import pipeline
 
-    rows = pipeline.rows(result)
-    worded = output.comparison(rows)
-    plain = [{key: value for key, value in row.items() if key != "chosen"} for row in worded]
-    text = output.markdown(plain, numbers=[name for name in plain[0] if name != "model"])
+    rows, task_kind = pipeline.rows(result), task_kind_of(result.best)
+    full = [
+        {key: value for key, value in row.items() if key != "chosen"}
+        for row in output.comparison(rows, task_kind, full=True)
+    ]
+    text = output.markdown(full, numbers=[name for name in full[0] if name != "model"])
     if is_main_rank():
         result.file.with_suffix(".md").write_text(text, encoding="utf-8")
     if as_json:
         output.as_json(rows)
         return
-    numbers = [name for name in plain[0] if name != "model"]
-    output.table(worded, numbers=numbers, bold="chosen")
-    print(
-        "* the head that validation prefers; controls are no candidates. 95 %: bootstrap over dev examples, one seed."
-    )
+    output.print_comparison(rows, task_kind)
+    print("* best head by validation score (controls are excluded). 95 %: bootstrap over dev examples, one seed.")
     at = result.best.record.fraction
     rivals = [run for run in result.runs if run.kind in ("bert", "control") and run.record.fraction == at]
-    above = [f"{run.name} ({run.kind})" for run in rivals if run.validation_score[0] > result.best.validation_score[0]]
+    above = [run for run in rivals if run.validation_score[0] > result.best.validation_score[0]]
     if above:
-        print(f"  On validation these are above it: {', '.join(above)}.")
+        names = [f"{output.short_name(run.name, task_kind)} ({run.kind})" for run in above]
+        print(f"  Higher validation scores: {', '.join(names)}.")
     print(f"Results: {result.file}\nChosen:  {result.best.directory}")
 
 
