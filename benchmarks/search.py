@@ -19,10 +19,10 @@ from statistics import mean
 from typing import Any
 
 from bertvision import heads
-from bertvision.lab import pipeline
+from bertvision.lab import pipeline, search
 from bertvision.lab.benchmarks import TASKS
 from bertvision.lab.experiment import Experiment, make
-from bertvision.lab.search import Setting, search
+from bertvision.lab.searches import TrialSettings
 
 
 def race(given: argparse.Namespace) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def race(given: argparse.Namespace) -> dict[str, Any]:
         began = time.perf_counter()
         found = search(base, trials=given.trials, root=place)
         searching = time.perf_counter() - began
-    tried = [Setting(**row["setting"]) for row in found.history if row["state"] != "fail"]
+    tried = [TrialSettings(**row["setting"]) for row in found.history if row["state"] != "fail"]
     chosen = tried[:: max(1, len(tried) // given.runs)][: given.runs]
     began = time.perf_counter()
     for setting in chosen:
@@ -57,9 +57,9 @@ def pays(given: argparse.Namespace) -> dict[str, Any]:
         found = search(base, trials=given.trials, seeds=given.seeds, root=given.root)
         default = [_default(replace(base, seed=seed), given.root) for seed in range(given.seeds)]
         checkpoints = [(run.validation_score[0], run.primary_score) for run in found.runs]
-        results[task] = {"head": found.setting.describe(), "tuned": checkpoints, "default": default}
+        results[task] = {"head": found.settings.describe(), "tuned": checkpoints, "default": default}
         (one, two), (three, four) = (map(mean, zip(*each, strict=True)) for each in (checkpoints, default))
-        print(f"{task}: tuned {found.setting.describe()}")
+        print(f"{task}: tuned {found.settings.describe()}")
         print(f"  validation {one:.2f} against {three:.2f}, dev {two:.2f} against {four:.2f} ({given.seeds} seeds)")
     return results
 

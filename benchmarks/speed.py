@@ -60,7 +60,7 @@ def measure(given: argparse.Namespace) -> dict[str, float]:
         peaks.append(peak(experiment.precision))
         began = time.perf_counter()
         stored = replace(experiment, states="store", head_fractions=[1.0], heads=["adapter:token_pooling=max"])
-        list(extraction.extract(stored, Path(place), ["train"], texts="cross"))
+        list(extraction.extract(stored, Path(place), ["train"], extraction.ExtractionOptions(encoding="cross")))
         extracting = time.perf_counter() - began
         peaks.append(peak(experiment.precision))
     width, layers = checkpoint.encoder.hidden_size, checkpoint.encoder.num_layers - 1

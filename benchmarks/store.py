@@ -163,7 +163,7 @@ def epoch(runner: TrialRunner) -> dict[str, Any]:
     store = runner.extracted("train", "int8")
     rows = min(runner.given.epoch_rows, store.rows)
     chosen = np.random.default_rng(0).choice(store.rows, rows, replace=False)
-    plan = _Part(BatchPlan(store.known.lengths[chosen], data.heads.batch_size, seed=0), chosen)
+    plan = _Part(BatchPlan(store.row_table.lengths[chosen], data.heads.batch_size, seed=0), chosen)
     decoded = _Decoded(list(StoredStates(store, plan).epoch(0)), rows)  # pyright: ignore[reportArgumentType]
     states = ("first", "warm", "cold")
     results: dict[str, list[float]] = {"memory": []} | {
@@ -225,8 +225,8 @@ def _head_epoch(runner: TrialRunner, batches: Batches) -> float:
 def read(runner: TrialRunner) -> dict[str, Any]:
     """Cold reading: shuffled against sequential, and against the layout of the original."""
     store = runner.extracted("train", "int8")
-    plan = BatchPlan(store.known.lengths, 32, seed=0)
-    blocks = BatchPlan(store.known.lengths, 32, seed=0, block=256)
+    plan = BatchPlan(store.row_table.lengths, 32, seed=0)
+    blocks = BatchPlan(store.row_table.lengths, 32, seed=0, block=256)
     megabytes = store.layout.bytes / 1e6
     rates: dict[str, list[float]] = {"sequential": [], "shuffled": [], "blocks": [], "decoded": []}
     orders = {"shuffled": (_Raw, plan), "blocks": (_Raw, blocks), "decoded": (StoredStates, plan)}
@@ -285,7 +285,7 @@ def original(runner: TrialRunner) -> dict[str, Any]:
         with h5py.File(path.with_suffix(".tmp"), "w") as file:
             shape = (rows, runner.view.num_channels, longest, runner.width)
             data = file.create_dataset("states", shape, dtype="float32", chunks=(1, *shape[1:]))
-            for batch in StoredStates(store, BatchPlan(store.known.lengths[:rows], 16)).epoch(0):
+            for batch in StoredStates(store, BatchPlan(store.row_table.lengths[:rows], 16)).epoch(0):
                 for row, state in zip(batch.rows, batch.inputs, strict=True):
                     data[row, :, : state.shape[1]] = state.numpy()
         path.with_suffix(".tmp").rename(path)
@@ -306,7 +306,7 @@ def original(runner: TrialRunner) -> dict[str, Any]:
         for state in ("cold", "warm"):
             if state == "cold":
                 drop_cache(store.path)
-            stored = StoredStates(Store(store.path), BatchPlan(store.known.lengths, 32))
+            stored = StoredStates(Store(store.path), BatchPlan(store.row_table.lengths, 32))
             rates[f"store_{state}"].append(rows / _clock(lambda stored=stored: _drain(stored.read(batches))))
             stored.store.close()
     middle = {name: statistics.median(each) for name, each in rates.items()}

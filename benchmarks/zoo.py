@@ -28,7 +28,7 @@ from bertvision.heads import HeadConfig
 from bertvision.lab import extraction, pipeline
 from bertvision.lab.benchmarks import TASKS
 from bertvision.lab.experiment import Experiment, StoreConfig, TrainingConfig, make
-from bertvision.lab.statistics import Pair, ScoreDifference, compare, holm, interval
+from bertvision.lab.statistics import PairedOutcomes, ScoreDifference, compare, holm, interval
 from bertvision.runs import Run
 
 # The published sentence heads read 26 channels of BERT-large: 25 layers and the pooled [CLS].
@@ -188,7 +188,7 @@ def against(rival: str, ours: str, cells: Sequence[SeedJob]) -> ScoreDifference:
     for cell in cells:
         seeds = min(len(cell[rival]), len(cell[ours]))
         first, second = ([each.outcomes for each in cell[name][:seeds]] for name in (rival, ours))
-        pairs.append(Pair(TASKS[cell[ours][0].task], first, second))
+        pairs.append(PairedOutcomes(TASKS[cell[ours][0].task], first, second))
     return compare(pairs, resamples=2000)
 
 

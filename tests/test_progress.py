@@ -1,6 +1,9 @@
 import logging
 import sys
 
+import pytest
+from rich.console import Console
+
 from bertvision import progress
 
 
@@ -19,6 +22,12 @@ def test_rate_and_time_left_on_a_terminal(capsys, monkeypatch):
             inner(0)
     out, err = capsys.readouterr()
     assert out == "" and "work" in err and "/30" in err and "left" in err
+
+
+@pytest.mark.parametrize(("jupyter", "ipywidgets"), [(True, True), (True, False), (False, True)])
+def test_bars_in_notebooks_need_ipywidgets(monkeypatch, jupyter, ipywidgets):
+    monkeypatch.setattr(progress, "find_spec", lambda name: ipywidgets or None)
+    assert progress.can_show_bars(Console(stderr=True, force_jupyter=jupyter)) is (jupyter and ipywidgets)
 
 
 def test_short_work_shows_no_bar(capsys, monkeypatch):

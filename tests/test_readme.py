@@ -78,6 +78,7 @@ def test_every_flag_shown_exists():
         "onnx",
         "key-file",
         "files",
+        "checkpoint",
     }
     assert shown <= known
 

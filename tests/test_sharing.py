@@ -84,7 +84,7 @@ def test_a_pretrained_encoder_is_found_by_its_name(runs, tiny, tmp_path, monkeyp
     bare = TrainedModel(zero).save_pretrained(tmp_path / "bare", encoder=False)
     experiment = json.loads((bare / "experiment.json").read_text())
     assert experiment["encoder"] == tiny.name  # only the last part of a path is shared, and that is no encoder
-    with pytest.raises(BertVisionError, match="Cannot load backbone"):
+    with pytest.raises(BertVisionError, match="Cannot load encoder"):
         bertvision.load(bare)
     monkeypatch.chdir(tiny.parent)
     assert bertvision.load(bare).predict(TEXTS) == TrainedModel(zero).predict(TEXTS)

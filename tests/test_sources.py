@@ -89,7 +89,7 @@ def test_pip_fetches_once(toy, shelf, tmp_path):
 def test_a_package_with_another_content_is_not_kept(toy, shelf, tmp_path):
     toy()
     (shelf / "toy_data-1.0-py3-none-any.whl").write_bytes(wheel(METADATA | {"toy/other": "evil"}))
-    with pytest.raises(BertVisionError, match="Could not fetch toy-data 1.0 from the package registry") as caught:
+    with pytest.raises(BertVisionError, match="Could not download toy-data 1.0 from the package registry") as caught:
         registry_archive("toy-data", tmp_path)
     assert "://" not in str(caught.value) and "\n" not in str(caught.value)
     assert not list((tmp_path / "archives").glob("*.whl"))
@@ -114,7 +114,7 @@ def test_a_damaged_archive_is_named(cached):
     cache = cached()
     path = cache / "archives" / "toy_data-1.0-py3-none-any.whl"
     path.write_bytes(path.read_bytes() + b"!")
-    with pytest.raises(BertVisionError, match=rf"{path} is not the file it should be.*Delete it"):
+    with pytest.raises(BertVisionError, match=rf"{path} is not the expected file.*Delete it"):
         registry_archive("toy-data", cache)
 
 

@@ -71,7 +71,12 @@ def test_models_share_one_encoder_and_one_forward_pass(answers, monkeypatch):
     }
     passes = []
     forward = shared_encoder.encoder.forward
-    monkeypatch.setattr(shared_encoder.encoder, "forward", lambda *given: passes.append(1) or forward(*given))
+
+    def counted_forward(*args, **kwargs):
+        passes.append(1)
+        return forward(*args, **kwargs)
+
+    monkeypatch.setattr(shared_encoder.encoder, "forward", counted_forward)
     together = ensemble.predict(("who made it", "bob made it"), bert=True)
     assert len(passes) == 1 and ensemble.num_forward_passes == 1
     assert together["bert"] == bert.predict(("who made it", "bob made it"))

@@ -41,7 +41,8 @@ def pipeline_tag(task: dict[str, Any]) -> str:
     """Return the Hub's name for the type of a task."""
     if task["kind"] == "squad":
         return "text-classification" if task["answerable"] else "question-answering"
-    return "text-classification" if task["classes"] else "sentence-similarity"
+    is_pair_regression = len(task.get("texts", ())) == 2 and not task.get("classes")
+    return "sentence-similarity" if is_pair_regression else "text-classification"
 
 
 def _base_model(run: Run) -> tuple[str, bool]:
@@ -89,7 +90,7 @@ def _usage(task: dict[str, Any]) -> list[str]:
     if task["kind"] == "squad":
         example = '("Who wrote it?", "It was written by Ann in Rome.")'
     else:
-        example = '("one text", "another text")' if len(task["texts"]) > 1 else '"a text"'
+        example = '("one text", "another text")' if len(task.get("texts", ())) > 1 else '"a text"'
     return [
         "## Usage",
         "",

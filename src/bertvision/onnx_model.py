@@ -1,9 +1,9 @@
-"""Runs an exported graph, backbone and heads in one, with onnxruntime. The only file that imports it.
+"""Run an exported graph of an encoder and its heads with onnxruntime. Only this module imports onnxruntime.
 
-exported.json            what is in the graph, and how its answers compared with torch's; written last
+exported.json            the contents of the graph, and how its answers compare with torch's; written last
 model.onnx               tokens, attention_mask (0 or 1) and for pairs text_ids (0 or 1) -> the logits of every head
-config.json, tokenizer*  how text becomes tokens
-runs/<name>/             each run's experiment.json and metrics.json: enough to turn logits into answers
+config.json, tokenizer*  the tokenizer
+runs/<name>/             each run's experiment.json and metrics.json: what is needed to turn logits into answers
 """
 
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ GRAPH = "model.onnx"
 
 
 def is_exported(directory: Path) -> bool:
-    """Tell whether a directory is a complete export."""
+    """Return whether a directory is a complete export."""
     return (directory / MANIFEST).is_file()
 
 
@@ -56,7 +56,7 @@ def _manifest(directory: Path) -> dict[str, Any]:
 
 
 def onnxruntime() -> Any:
-    """Import onnxruntime, or say how to get it."""
+    """Return the module onnxruntime, or raise an error that says how to install it."""
     try:
         return import_module("onnxruntime")
     except ImportError as error:
@@ -64,7 +64,7 @@ def onnxruntime() -> Any:
 
 
 class OnnxEncoder:
-    """The graph of an export: a trunk whose heads are outputs."""
+    """The graph of an export. Each head is an output of the graph."""
 
     def __init__(self, directory: Path):
         ort = onnxruntime()
@@ -75,9 +75,9 @@ class OnnxEncoder:
         self.format: int = manifest["format"]
         options = ort.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
-        # Between two requests nobody waits for the threads; spinning would take the cores from the tokenizer.
+        # Threads that spin between requests would take the cores from the tokenizer.
         options.add_session_config_entry("session.force_spinning_stop", "1")
-        # A step of a batch may be of any size: what the arena keeps for the largest is never given back.
+        # Batches vary in size, and memory that is kept for the largest would never be freed.
         options.enable_mem_pattern = False
         cuda = torch.cuda.is_available() and "CUDAExecutionProvider" in ort.get_available_providers()
         providers = ["CUDAExecutionProvider", "CPUExecutionProvider"] if cuda else ["CPUExecutionProvider"]
@@ -91,11 +91,11 @@ class OnnxEncoder:
         self.runs_on = f"onnxruntime, {manifest['type']}, on {'cuda' if cuda else 'cpu'}"
 
     def add(self, run: Run) -> AttachedHead:
-        """Return the run's head: an output of the graph."""
+        """Return the head of a run."""
         return AttachedHead(self, export_of(run).output)
 
     def add_own(self, run: Run) -> AttachedHead:
-        """Return BERT's own head: an output of the graph, too."""
+        """Return BERT's own head."""
         return AttachedHead(self, export_of(run).bert_output)
 
     def read(
@@ -105,7 +105,7 @@ class OnnxEncoder:
         text_ids: Tensor | None,
         wanted: Mapping[str, np.ndarray],
     ) -> dict[str, np.ndarray]:
-        """Run the part of the graph that leads to the wanted heads."""
+        """Run the part of the graph that computes the wanted heads."""
         mask = attention_mask.numpy().astype(np.int64)
         texts = np.zeros_like(mask) if text_ids is None else text_ids.numpy().astype(np.int64)
         feeds = {name: values.numpy() for name, values in inputs.items()}
@@ -116,12 +116,12 @@ class OnnxEncoder:
 
 
 def quantize(path: Path) -> None:
-    """Replace the weights of matrix products by int8, a scale per column; activations are scaled as they come."""
+    """Quantize the weights of matrix products to int8 with one scale per column; activations dynamically."""
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     model = onnx.load(path)
-    del model.graph.value_info[:]  # shapes from before the exporter folded constants contradict the graph
+    del model.graph.value_info[:]  # these shapes are older than constant folding and contradict the graph
     whole = path.with_name("float32.onnx")
     onnx.save(model, whole)
     quantize_dynamic(

@@ -1,4 +1,4 @@
-"""Progress bars on stderr, and the log messages of the command line."""
+"""Progress bars on terminals and in notebooks, and the log messages of the command line."""
 
 import logging
 import os
@@ -6,17 +6,18 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Task as Bar
 from rich.text import Text
 
-PATIENCE = 2.0  # seconds before a bar is worth showing
+PATIENCE = 2.0  # seconds of work before a bar is shown
 
 
 def is_main_rank() -> bool:
-    """Return whether this process prints: of processes started together (torchrun, accelerate), the first one does."""
+    """Return whether this process prints. Of several processes (torchrun, accelerate), only the first one does."""
     return os.environ.get("RANK", "0") == "0"
 
 
@@ -31,10 +32,15 @@ def log_to_stderr(level: int = logging.INFO) -> None:
 
 
 class StderrHandler(logging.Handler):
-    """Writes messages to whatever `sys.stderr` is at that moment."""
+    """Writes messages to the current `sys.stderr`, which may have been replaced."""
 
     def emit(self, record: logging.LogRecord) -> None:
         print(self.format(record), file=sys.stderr)
+
+
+def can_show_bars(console: Console) -> bool:
+    """Return whether stderr is a terminal, or the console a notebook that can update its output."""
+    return sys.stderr.isatty() or (console.is_jupyter and find_spec("ipywidgets") is not None)
 
 
 class _Rate(ProgressColumn):
@@ -44,8 +50,9 @@ class _Rate(ProgressColumn):
 
 @contextmanager
 def bar(label: str, total: int, done: int = 0) -> Iterator[Callable[[int], None]]:
-    """Yield a function that advances the bar; it appears only if the work takes longer than a moment."""
-    if not (is_main_rank() and sys.stderr.isatty()):
+    """Yield a function that advances a progress bar. The bar appears after PATIENCE seconds."""
+    console = Console(stderr=True)
+    if not (is_main_rank() and can_show_bars(console)):
         yield lambda steps: None
         return
     columns = (
@@ -56,7 +63,7 @@ def bar(label: str, total: int, done: int = 0) -> Iterator[Callable[[int], None]
         TimeRemainingColumn(),
         TextColumn("left"),
     )
-    progress = Progress(*columns, console=Console(stderr=True), transient=True)
+    progress = Progress(*columns, console=console, transient=True)
     task = progress.add_task(label, total=total, completed=done)
     began = time.monotonic()
 

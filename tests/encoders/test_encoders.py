@@ -1,3 +1,4 @@
+import json
 import os
 import subprocess
 import sys
@@ -188,7 +189,7 @@ def test_decoders_are_refused(tmp_path):
 
 
 def test_unknown_names_and_architectures_are_refused(tmp_path):
-    with pytest.raises(BertVisionError, match="no directory here, and the Hub did not give it"):
+    with pytest.raises(BertVisionError, match="no such directory, and the Hub did not return it"):
         load_encoder("nobody/nothing")
     (tmp_path / "config.json").write_text('{"model_type": "martian"}')
     with pytest.raises(BertVisionError, match="Cannot read the checkpoint"):
@@ -223,6 +224,20 @@ def test_pickled_weights_are_refused(tmp_path):
     (place / "model.safetensors").unlink()
     with pytest.raises(BertVisionError, match="Cannot read the checkpoint"):
         load_encoder(str(place))
+
+
+@pytest.mark.parametrize("kind", ["bert", "their-own"])
+def test_code_in_a_model_directory_is_never_executed(kind, tmp_path, monkeypatch):
+    place = save_tiny(tmp_path / "bert")
+    config = json.loads((place / "config.json").read_text())
+    config |= {"model_type": kind, "auto_map": {"AutoConfig": "evil.Config", "AutoModel": "evil.Model"}}
+    (place / "config.json").write_text(json.dumps(config))
+    (place / "evil.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w').close()\nConfig = Model = None\n")
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("transformers asked for permission"))
+    for load in (load_encoder, load_encoder_info):
+        with pytest.raises(BertVisionError, match="never executes|custom code"):
+            load(str(place))
+    assert not (tmp_path / "executed").exists()
 
 
 def test_half_precision_checkpoints_compute_in_float32(tmp_path):

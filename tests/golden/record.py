@@ -85,7 +85,7 @@ def write_stores(root: Path, dtype: str, splits: list[str], **settings: Any) -> 
     """Store the states of all layers, of the texts of a pair together and apart; return the stores' directories."""
     store = {"dtype": dtype, "shard_megabytes": 1.0}
     experiment = config.make(precision="float32", store=store, **settings)
-    stores = extraction.extract(experiment, root, splits, "all", texts="both")
+    stores = extraction.extract(experiment, root, splits, extraction.ExtractionOptions(encoding="both"))
     return [store.path for store in stores]
 
 

@@ -11,7 +11,7 @@ from bertvision.training import TrainingConfig, fit
 from bertvision.types import Batch, HeadShape
 
 ROWS, TOKENS, WIDTH = 24, 5, 8
-SHAPE = HeadShape(layers=4, tokens=TOKENS, width=WIDTH, outputs=2, per_token=False)
+SHAPE = HeadShape(num_layers=4, max_tokens=TOKENS, hidden_size=WIDTH, num_outputs=2, per_token=False)
 
 
 class MeanOfTokens(nn.Module):
@@ -19,7 +19,7 @@ class MeanOfTokens(nn.Module):
 
     def __init__(self, shape: HeadShape, bias: bool = True):
         super().__init__()
-        self.read = nn.Linear(shape.width, shape.outputs, bias=bias)
+        self.read = nn.Linear(shape.hidden_size, shape.num_outputs, bias=bias)
 
     def forward(self, hidden, attention_mask):
         assert hidden.dtype == torch.float32 and attention_mask.dtype == torch.bool

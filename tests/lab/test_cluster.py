@@ -17,11 +17,15 @@ import psutil
 import pytest
 
 from bertvision.errors import BertVisionError
-from bertvision.lab import cluster, extraction
+from bertvision.lab import cluster, extraction, search
 from bertvision.lab.experiment import make
-from bertvision.lab.search import search
 
-QUICK = {"fractions": [0.5], "finetune": {"learning_rate": 1e-3}, "controls": False, "states": {"shard": 0.005}}
+QUICK = {
+    "fractions": [0.5],
+    "finetune": {"learning_rate": 1e-3},
+    "controls": False,
+    "store": {"shard_megabytes": 0.005},
+}
 
 
 def test_without_ray_it_says_how_to_get_it(monkeypatch, tmp_path):
@@ -42,25 +46,23 @@ def test_no_address(address, tmp_path):
 DRIVER = """
 import json, sys
 from pathlib import Path
-from bertvision.lab import pipeline
+from bertvision.lab import extraction, search, studies
 from bertvision.lab.experiment import make
-from bertvision.lab.search import search
 address, root, experiment = sys.argv[1], sys.argv[2], make(**json.loads(sys.argv[3]))
 if sys.argv[4] == "extract":
     for store in extraction.extract(experiment, Path(root), ["train", "dev"], address=address):
         print(store.path)
 elif sys.argv[4] == "study":
-    from bertvision.lab import studies
-    options, names = studies.Options(seeds=[0, 1]), ["zoo", "ensemble"]
+    options, names = studies.StudyOptions(seeds=[0, 1]), ["zoo", "ensemble"]
     if address:
-        studies.spread([(experiment, options, names)], address, Path(root))
+        studies.run_studies_on_cluster([(experiment, options, names)], address, Path(root))
     before = sum(1 for _ in Path(root).rglob("metrics.json"))
-    found = list(studies.run(experiment, names, options=options, root=Path(root)))
+    found = list(studies.run_studies(experiment, names, options=options, root=Path(root)))
     after = sum(1 for _ in Path(root).rglob("metrics.json"))
     plain = lambda row: {k: v for k, v in row.items() if k not in ("seconds", "runs")}
     print(json.dumps({"before": before, "after": after, "rows": [[plain(row) for row in each.rows] for each in found]}))
 else:
-    found = search(experiment, trials=6, together=3, space=["epochs=[30,60]"], address=address, root=root)
+    found = search(experiment, trials=6, trials_per_batch=3, space=["epochs=[30,60]"], address=address, root=root)
     history = [{k: v for k, v in row.items() if k != "seconds"} for row in found.history]
     print(json.dumps({"history": history, "score": found.runs[0].metrics.scores}))
 """
@@ -151,7 +153,7 @@ def drive(address: str, root: Path, experiment: dict, what: str, kill: str = "")
 def test_extraction_with_a_killed_worker_is_the_same_to_the_byte(ray_cluster, tiny, reviews, tmp_path):
     experiment = {"train_file": str(reviews), "encoder": str(tiny), "fractions": [0.5], **QUICK}
     here, _ = drive("", tmp_path / "here", experiment, "extract")
-    there, kills = drive(ray_cluster, tmp_path / "there", experiment, "extract", kill="write_piece")
+    there, kills = drive(ray_cluster, tmp_path / "there", experiment, "extract", kill="write_shard")
     assert kills == 1
     for one, two in zip(here.split(), there.split(), strict=True):
         files = [sorted(path.name for path in Path(place).iterdir()) for place in (one, two)]
@@ -164,7 +166,7 @@ def test_extraction_with_a_killed_worker_is_the_same_to_the_byte(ray_cluster, ti
 def test_a_search_with_a_killed_worker_finds_the_same(ray_cluster, tiny, reviews, tmp_path):
     experiment = {"train_file": str(reviews), "encoder": str(tiny), "heads": ["learned", "adapter"], **QUICK}
     here, _ = drive("", tmp_path / "here", experiment, "search")
-    there, kills = drive(ray_cluster, tmp_path / "there", experiment, "search", kill="train_there")
+    there, kills = drive(ray_cluster, tmp_path / "there", experiment, "search", kill="train_trial")
     assert kills == 1 and json.loads(here) == json.loads(there)
 
 
@@ -172,7 +174,7 @@ def test_a_search_with_a_killed_worker_finds_the_same(ray_cluster, tiny, reviews
 def test_studies_with_a_killed_worker_find_the_same(ray_cluster, tiny, reviews, tmp_path):
     experiment = {"train_file": str(reviews), "encoder": str(tiny), "heads": ["learned", "adapter"], **QUICK}
     here, _ = drive("", tmp_path / "here", experiment, "study")
-    there, kills = drive(ray_cluster, tmp_path / "there", experiment, "study", kill="run_cell")
+    there, kills = drive(ray_cluster, tmp_path / "there", experiment, "study", kill="run_seed")
     here, there = json.loads(here), json.loads(there)
     assert kills == 1 and there["rows"] == here["rows"]
     assert there["before"] == there["after"] == here["after"] > here["before"] == 0  # all was made on the cluster
@@ -184,14 +186,14 @@ def test_an_interrupted_search_cancels_its_tasks_and_goes_on_without_the_cluster
     words = [sys.executable, "-c", DRIVER, ray_cluster, str(tmp_path / "there"), json.dumps(experiment), "search"]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     until = time.monotonic() + 200
-    while not at_work("train_there"):
+    while not at_work("train_trial"):
         assert process.poll() is None and time.monotonic() < until
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=100)
     assert "KeyboardInterrupt" in err
     until = time.monotonic() + 60
-    while at_work("train_there"):
+    while at_work("train_trial"):
         assert time.monotonic() < until, "still at work"
         time.sleep(0.1)
     here, _ = drive("", tmp_path / "here", experiment, "search")
@@ -212,7 +214,7 @@ def test_a_directory_that_is_not_shared(ray_cluster, tmp_path):
     code = f"from bertvision.lab.cluster import *; connect({ray_cluster!r}, Path({str(tmp_path)!r}))"
     words = ["unshare", "-m", "sh", "-c", f'{mount} && exec "$0" -c "$1"', sys.executable, code]
     done = subprocess.run(words, capture_output=True, text=True, timeout=250)
-    assert "is not shared: " in done.stderr and "does not see what is written here" in done.stderr
+    assert "is not shared: " in done.stderr and "cannot read files that are written here" in done.stderr
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import pytest
 
 from bertvision.errors import BertVisionError
 from bertvision.lab.benchmarks import TASKS
-from bertvision.lab.statistics import Pair, compare, holm, interval, mcnemar
+from bertvision.lab.statistics import PairedOutcomes, compare, holm, interval, mcnemar
 
 RTE, STSB, SQUAD = TASKS["rte"], TASKS["stsb"], TASKS["squad2"]
 
@@ -65,10 +65,10 @@ def test_paired_test_is_seldom_wrong_when_models_are_equally_good(kind):
     for trial in range(trials):
         if kind == "accuracy":
             first, second = guesses(random, 250, 0.75), guesses(random, 250, 0.75)
-            pair = Pair(RTE, [first], [second])
+            pair = PairedOutcomes(RTE, [first], [second])
         else:
             gold = random.random(250) * 5
-            pair = Pair(STSB, [ratings(random, gold, 1.0)], [ratings(random, gold, 1.0)])
+            pair = PairedOutcomes(STSB, [ratings(random, gold, 1.0)], [ratings(random, gold, 1.0)])
         alarms += compare([pair], resamples=100, seed=trial).p < 0.05
     assert 0.01 <= alarms / trials <= 0.11
 
@@ -77,8 +77,12 @@ def test_paired_test_finds_a_difference_over_tasks_and_says_its_size():
     random = np.random.default_rng(4)
     gold = random.random(500) * 5
     pairs = [
-        Pair(RTE, [guesses(random, 500, 0.70) for _ in range(3)], [guesses(random, 500, 0.80) for _ in range(3)]),
-        Pair(STSB, [ratings(random, gold, 1.5) for _ in range(3)], [ratings(random, gold, 1.0) for _ in range(3)]),
+        PairedOutcomes(
+            RTE, [guesses(random, 500, 0.70) for _ in range(3)], [guesses(random, 500, 0.80) for _ in range(3)]
+        ),
+        PairedOutcomes(
+            STSB, [ratings(random, gold, 1.5) for _ in range(3)], [ratings(random, gold, 1.0) for _ in range(3)]
+        ),
     ]
     gap = compare(pairs)
     truth = np.mean(
@@ -90,13 +94,13 @@ def test_paired_test_finds_a_difference_over_tasks_and_says_its_size():
     )
     assert gap.mean == pytest.approx(truth) and gap.low < gap.mean < gap.high
     assert gap.low > 0 and gap.p == 1 / 1000
-    back = compare([Pair(pair.task, pair.second, pair.first) for pair in pairs])
+    back = compare([PairedOutcomes(pair.task, pair.second, pair.first) for pair in pairs])
     assert back.mean == pytest.approx(-gap.mean) and back.high < 0
 
 
 def test_equal_models_are_no_evidence():
     outcomes = guesses(np.random.default_rng(5), 100, 0.7)
-    gap = compare([Pair(RTE, [outcomes], [outcomes])])
+    gap = compare([PairedOutcomes(RTE, [outcomes], [outcomes])])
     assert (gap.mean, gap.low, gap.high, gap.p) == (0, 0, 0, 1)
 
 
@@ -104,8 +108,8 @@ def test_pairs_must_pair_up():
     random = np.random.default_rng(6)
     one, other = guesses(random, 100, 0.7), guesses(random, 90, 0.7)
     for first, second in ([one], [other]), ([one], [one, one]), ([], []):
-        with pytest.raises(BertVisionError, match="do not pair up"):
-            Pair(RTE, first, second)
+        with pytest.raises(BertVisionError, match="needs the same seeds and the same examples"):
+            PairedOutcomes(RTE, first, second)
 
 
 def test_another_score_of_the_task_can_be_compared():
@@ -113,8 +117,8 @@ def test_another_score_of_the_task_can_be_compared():
     outcomes = random.integers(0, 2, (300, 3)).astype(float)
     better = outcomes.copy()
     better[:60, 0] = 1
-    assert compare([Pair(SQUAD, [outcomes], [better], key="exact")]).mean > 0
-    assert compare([Pair(SQUAD, [outcomes], [better], key="f1")]).mean == 0
+    assert compare([PairedOutcomes(SQUAD, [outcomes], [better], key="exact")]).mean > 0
+    assert compare([PairedOutcomes(SQUAD, [outcomes], [better], key="f1")]).mean == 0
 
 
 def test_mcnemar_is_the_exact_binomial_test():

@@ -57,7 +57,7 @@ def read(path: str, out: str, seed: int = 0) -> None:
     """Hash two epochs."""
     store, digest = Store(Path(path)), hashlib.sha256()
     for number in range(2):
-        for batch in StoredStates(store, BatchPlan(store.known.lengths, 4, seed=seed), threads=2).epoch(number):
+        for batch in StoredStates(store, BatchPlan(store.row_table.lengths, 4, seed=seed), threads=2).epoch(number):
             digest.update(batch.rows.tobytes() + batch.inputs.numpy().tobytes() + batch.labels.numpy().tobytes())
     Path(out).write_text(digest.hexdigest())
 

@@ -34,7 +34,7 @@ class Made:
         self.second_text_starts = (self.lengths + 1) // 2 if self.rows % 2 else None  # pairs, or single texts
 
     @property
-    def known(self) -> RowTable:
+    def row_table(self) -> RowTable:
         """What the writer is told of the rows."""
         return RowTable(
             lengths=self.lengths,
@@ -70,7 +70,7 @@ class Made:
     def write(self, path: Path, **more) -> Store:
         """Make a store of it."""
         settings = {"width": self.width, "type": "int8", "batch_size": 3, "shard": 4096} | more
-        return write(path, self, self.known, settings.pop("identity", IDENTITY), **settings)
+        return write(path, self, self.row_table, settings.pop("identity", IDENTITY), **settings)
 
 
 def files(path: Path) -> dict[str, bytes]:

@@ -98,7 +98,7 @@ def test_conversions_that_cannot_be_are_refused(exact, tmp_path):
 def test_a_conversion_is_read_like_its_source(exact, tmp_path):
     view = StateView(cross_layers=(1, 2), first_token_only=True)
     made = convert(exact, tmp_path / "made", view=view)
-    plan = BatchPlan(exact.known.lengths, 3, seed=0)
+    plan = BatchPlan(exact.row_table.lengths, 3, seed=0)
     for one, other in zip(StoredStates(exact, plan, view).epoch(0), StoredStates(made, plan).epoch(0), strict=True):
         assert (one.inputs == other.inputs).all() and (one.attention_mask == other.attention_mask).all()
         assert (one.labels == other.labels).all()

@@ -72,7 +72,7 @@ def check(store, name, at, by):
             except BertVisionError as error:
                 assert hit and str(error) == found[0]
                 assert name in str(error)
-                assert row is None or f"row {row} ({store.known.ids[row]})" in str(error)
+                assert row is None or f"row {row} ({store.row_table.ids[row]})" in str(error)
         opened.close()
 
 
@@ -101,7 +101,7 @@ def test_every_byte_of_the_manifest(store):
 
 
 def test_damage_reaches_the_reader_of_batches(store):
-    plan = BatchPlan(store.known.lengths, 2, seed=0)
+    plan = BatchPlan(store.row_table.lengths, 2, seed=0)
     file = store.path / "00001.states"
     with changed(file, flipped(file.read_bytes(), 3, 1)):
         row = row_at(store, file.name, 3)
@@ -176,7 +176,7 @@ class Shifted(Made):
 
 def test_a_shard_of_another_store(store, tmp_path):
     """Whole and sound, but not the one."""
-    strange = Shifted(store.known.lengths, width=5).write(tmp_path / "s", shard=2000)
+    strange = Shifted(store.row_table.lengths, width=5).write(tmp_path / "s", shard=2000)
     with changed(store.path / "00001.states", (strange.path / "00001.states").read_bytes()):
         (text,) = faults(store.path)
         assert "the checksums at the end of shard 00001.states are damaged" in text

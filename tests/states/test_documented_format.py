@@ -19,7 +19,7 @@ def test_the_example_reads_what_bertvision_reads(tiny, tmp_path):
         names: dict = {}
         named = code.replace("train-int8-6463d630", str(store.path))
         exec(compile(re.sub(r", 17\n", f", {row}\n", named), "store-format.md", "exec"), names)
-        (batch,) = StoredStates(store, BatchPlan(store.known.lengths, 1)).read([np.array([row])])
+        (batch,) = StoredStates(store, BatchPlan(store.row_table.lengths, 1)).read([np.array([row])])
         np.testing.assert_array_equal(names["hidden"], batch.inputs[0].numpy())
 
 

@@ -26,7 +26,7 @@ def want(tiny, path, **more):
     features = streamed.tokens.features
     rows = RowTable(lengths=features.lengths, labels=features.labels, ids=features.ids)
     settings = {"width": 32, "identity": IDENTITY, "type": "int8", "epochs": 5.0} | more
-    return StateRequest(source=streamed, rows=rows, place=path / "train", **settings), TokenBatches(
+    return StateRequest(source=streamed, rows=rows, path=path / "train", **settings), TokenBatches(
         features, 2, PAD, seed=0
     )
 
@@ -110,7 +110,7 @@ def test_few_stored_states_are_read_into_memory_unless_a_store_is_asked_for(tiny
 
 def beside(wanted, name, **more):
     """A store of the same states in the directory of the one that is wanted."""
-    return replace(wanted, place=wanted.place.with_name(name), **more).store()
+    return replace(wanted, path=wanted.path.with_name(name), **more).store()
 
 
 def test_a_neighbour_with_more_than_is_wanted_is_used(tiny, tmp_path):

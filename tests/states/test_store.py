@@ -71,7 +71,7 @@ def test_every_row_is_read_once_as_it_was_written(data, lengths, type, shard, vi
     with place() as folder:
         store = source.write(folder / "s", type=type, shard=shard, batch_size=size)
         assert sorted(source.asked) == list(range(source.rows))
-        assert store.known.ids == source.known.ids and np.array_equal(store.known.labels, source.labels)
+        assert store.row_table.ids == source.row_table.ids and np.array_equal(store.row_table.labels, source.labels)
         found = []
         for batch in StoredStates(store, plan, part).epoch(1):
             tokens = 1 if part.first_token_only else int(source.lengths[batch.rows].max())

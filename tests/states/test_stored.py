@@ -27,7 +27,7 @@ def store(tmp_path_factory) -> Store:
 
 
 def plan(store, seed=0, **more):
-    return BatchPlan(store.known.lengths, 4, seed=seed, **more)
+    return BatchPlan(store.row_table.lengths, 4, seed=seed, **more)
 
 
 def same(one, other):
@@ -47,7 +47,7 @@ def test_reading_ahead_equals_reading_into_memory(store):
     assert len(store.layout.bounds) > 5
     stored = StoredStates(store, plan(store))
     kept = InMemoryStates(
-        read_into_memory(stored, BatchPlan(store.known.lengths, 7, budget=100)), store.known, stored.plan
+        read_into_memory(stored, BatchPlan(store.row_table.lengths, 7, budget=100)), store.row_table, stored.plan
     )
     assert len(stored) == len(kept) == 15 and stored.rows == kept.rows == 60
     for number in (0, 1):
@@ -61,7 +61,7 @@ def test_reading_ahead_equals_reading_into_memory(store):
 def test_states_are_rounded_as_they_are_decoded(tmp_path, type):
     store = Made(np.random.default_rng(1).integers(1, 30, 20)).write(tmp_path / "s", type=type)
     exact, half = (StoredStates(store, plan(store), dtype=dtype) for dtype in (torch.float32, torch.bfloat16))
-    kept = InMemoryStates(read_into_memory(exact, exact.plan, dtype=torch.bfloat16), store.known, exact.plan)
+    kept = InMemoryStates(read_into_memory(exact, exact.plan, dtype=torch.bfloat16), store.row_table, exact.plan)
     for one, other, third in zip(exact.epoch(0), half.epoch(0), kept.epoch(0), strict=True):
         rounded = replace(one, inputs=one.inputs.to(torch.bfloat16))
         assert same(rounded, other) and same(rounded, third)

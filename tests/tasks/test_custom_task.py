@@ -158,3 +158,20 @@ def test_a_name_that_is_taken_is_changed_unless_it_was_given(tmp_path):
     assert own_task(train=str(tmp_path / "squad2" / "train.csv"), reserved=["squad2"]).name == "own-squad2"
     with pytest.raises(BertVisionError, match="built-in task"):
         own_task(train=str(tmp_path / "squad2" / "train.csv"), name="squad2", reserved=["squad2"])
+
+
+@pytest.mark.parametrize("missing", ["nan", "NaN", "-inf"])
+def test_nan_among_numbers_names_its_line(tmp_path, missing):
+    """A NaN must not turn regression into classification with a class per row."""
+    numbers = [f"{number / 7:.3f}" for number in range(30)]
+    path = labels(tmp_path / "scores.tsv", [*numbers[:3], missing, *numbers[3:]])
+    with pytest.raises(BertVisionError, match=f"scores.tsv, line 5: column 'label' holds '{missing}', but all other"):
+        own_task(path)
+    table = pyarrow.table({"text": ["a", "b", "c"], "label": [0.5, float("nan"), 1.5]})
+    pyarrow.parquet.write_table(table, tmp_path / "scores.parquet")
+    with pytest.raises(BertVisionError, match="line 2: column 'label' holds 'nan'"):
+        own_task(tmp_path / "scores.parquet")
+
+
+def test_nan_may_be_the_name_of_a_class(tmp_path):
+    assert own_task(labels(tmp_path / "own.tsv", ["nan", "roti"] * 5)).classes == ("nan", "roti")

@@ -69,7 +69,7 @@ def test_long_questions_narrow_the_overlap_and_too_long_ones_are_named():
     ids = [id.partition("#")[0] for id in features.ids]
     assert ids == sorted(ids, key=["long", "short"].index) or ids.count("long") > ids.count("short")
     assert features.ids[0] == "long#0" and features.ids[-1].startswith("long#")
-    with pytest.raises(BertVisionError, match="'long' has 30 tokens, which leaves 5 of 38.*at least 41 tokens"):
+    with pytest.raises(BertVisionError, match="'long' has 30 tokens, which leaves 5 of 38.*at least 41"):
         encode_windows([long], wordpiece(), 38, False)
     assert len(encode_windows([long], wordpiece(), 41, False)) > 1
 

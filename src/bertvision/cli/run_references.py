@@ -87,7 +87,7 @@ def task_kind_of(run: "Run") -> str:
     """Return the kind of the task of a run, which determines the labels of heads."""
     from bertvision.tasks import task_from_dict
 
-    return task_from_dict(run.record.task).kind
+    return task_from_dict(run.record.task).example_kind
 
 
 def _best(runs: "list[Run]") -> "Run":

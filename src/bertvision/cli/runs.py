@@ -109,7 +109,7 @@ def compare_runs(runs: RunReferences, root: Root = Path("runs"), as_json: Json =
 
     Example: bertvision runs compare 4e5f6a7b 0a1b2c3d
     """
-    from bertvision.lab.statistics import Pair, compare
+    from bertvision.lab.statistics import PairedOutcomes, compare
     from bertvision.tasks import task_from_dict
 
     resolved = [resolve_run(reference, root) for reference in runs]
@@ -121,7 +121,7 @@ def compare_runs(runs: RunReferences, root: Root = Path("runs"), as_json: Json =
     for run in resolved:
         if run.predictions().ids != first.predictions().ids:
             raise BertVisionError(f"{run.directory} was scored on other rows than {first.directory}.")
-        difference = compare([Pair(task, [first.outcomes()], [run.outcomes()])])
+        difference = compare([PairedOutcomes(task, [first.outcomes()], [run.outcomes()])])
         rows.append(
             {
                 "name": run.name,
@@ -138,11 +138,11 @@ def compare_runs(runs: RunReferences, root: Root = Path("runs"), as_json: Json =
         output.as_json(rows)
         return
     for row in rows:
-        row["name"] = output.short_name(row["name"], task.kind)
+        row["name"] = output.short_name(row["name"], task.example_kind)
         row["95 % of it"] = "{:.2f} to {:.2f}".format(*row["95 % of it"])
         row["parameters"] = output.parameters(row["parameters"])
     output.table(rows, numbers=[name for name in rows[0] if name != "name"])
-    for line in output.legend([run.name for run in resolved], task.kind):
+    for line in output.legend([run.name for run in resolved], task.example_kind):
         print(line)
 
 

@@ -12,7 +12,7 @@ from bertvision.cli.training import Cluster, Json, Root
 
 if TYPE_CHECKING:
     from bertvision.lab.experiment import Experiment
-    from bertvision.lab.search import SearchResult
+    from bertvision.lab.searches import SearchResult
 
 SHOWN = 10  # trials in the table
 
@@ -24,7 +24,7 @@ def register(app: typer.Typer) -> None:
 
 def search(
     experiment: "Experiment",
-    what: Annotated[str, typer.Option(help="head, or bert for the baseline with the same budget.")] = "head",
+    target: Annotated[str, typer.Option(help="head, or bert for the baseline with the same budget.")] = "head",
     trials: Annotated[int, typer.Option(help="Number of settings to try, over all processes.")] = 20,
     seeds: Annotated[int, typer.Option(help="Seeds per trial; its score is their mean.")] = 1,
     space: Annotated[
@@ -34,10 +34,12 @@ def search(
     storage: Annotated[
         str, typer.Option(help="Optuna storage URL, to share a search between machines [a local file].")
     ] = "",
-    together: Annotated[int, typer.Option(help="Trials that are drawn and trained together.")] = 5,
+    trials_per_batch: Annotated[int, typer.Option(help="Trials that are drawn and trained together.")] = 5,
     address: Cluster = "",
     root: Root = Path("runs"),
     as_json: Json = False,
+    what: Annotated[str, typer.Option(hidden=True, help="Former name of --target.")] = "",
+    together: Annotated[int, typer.Option(hidden=True, help="Former name of --trials-per-batch.")] = 0,
 ) -> None:
     """Search for settings on validation, score the best once on dev, and write it as an experiment file.
 
@@ -45,39 +47,41 @@ def search(
 
     Example: bertvision search --task stsb --limit 1000 --at 0.3 --heads adapter,learned --trials 20
     """
-    from bertvision.lab.search import search as find
+    from bertvision.lab.searches import run_search
 
-    found = find(
+    result = run_search(
         experiment,
-        what=what,
+        target=what or target,
         trials=trials,
         seeds=seeds,
         space=space or [],
         shard=shard,
         storage=storage,
-        together=together,
+        trials_per_batch=together or trials_per_batch,
         address=address,
         root=root,
     )
-    _print(found, as_json)
+    _print(result, as_json)
 
 
-def _print(found: "SearchResult", as_json: bool) -> None:
+def _print(result: "SearchResult", as_json: bool) -> None:
     from bertvision.lab import pipeline
 
     if as_json:
         output.as_json(
             {
-                "experiment": str(found.file),
-                "setting": vars(found.setting),
-                "validation": found.validation,
-                "final": [{"directory": str(run.directory), "score": run.metrics.scores} for run in found.runs],
-                "importance": found.importance,
-                "history": found.history,
+                "experiment": str(result.file),
+                "setting": vars(result.settings),
+                "validation": result.validation,
+                "final": [{"directory": str(run.directory), "score": run.metrics.scores} for run in result.runs],
+                "importance": result.importance,
+                "history": result.history,
             }
         )
         return
-    ranked = sorted(found.history, key=lambda row: -1 if row["validation"] is None else row["validation"], reverse=True)
+    ranked = sorted(
+        result.history, key=lambda row: -1 if row["validation"] is None else row["validation"], reverse=True
+    )
     rows = [
         {
             "trial": row["number"],
@@ -91,10 +95,10 @@ def _print(found: "SearchResult", as_json: bool) -> None:
         for row in ranked[:SHOWN]
     ]
     output.table(rows, numbers=("trial", "validation", "fraction", "rate", "epochs"))
-    if found.importance:
-        shares = ", ".join(f"{name} {share:.2f}" for name, share in found.importance.items())
+    if result.importance:
+        shares = ", ".join(f"{name} {share:.2f}" for name, share in result.importance.items())
         print(f"Importance: {shares}")
-    for comparison in found.final:
+    for comparison in result.final:
         print()
         output.print_comparison(pipeline.rows(comparison), task_kind_of(comparison.best))
-    print(f"Experiment: {found.file}\nHistory:    {found.directory / 'search.md'}")
+    print(f"Experiment: {result.file}\nHistory:    {result.directory / 'search.md'}")

@@ -12,6 +12,7 @@ from bertvision.errors import BertVisionError
 
 if TYPE_CHECKING:
     from bertvision.lab.experiment import Experiment
+    from bertvision.lab.extraction import ExtractionOptions
     from bertvision.states import Store
     from bertvision.types import StateView
 
@@ -57,13 +58,8 @@ def extract(
     from bertvision.lab import extraction
 
     made = []
-    options: dict[str, Any] = {
-        "first": first,
-        "pooled": pooled,
-        "texts": FORMER_ENCODINGS.get(encoding, encoding),
-        "address": address,
-    }
-    for store in extraction.extract(experiment, root, _splits(splits), layers, **options):
+    options = _options(layers, first, pooled, encoding)
+    for store in extraction.extract(experiment, root, _splits(splits), options, address=address):
         made.append(_describe(store))
     _print(made, as_json)
 
@@ -85,9 +81,7 @@ def estimate(
     """
     from bertvision.lab import extraction
 
-    estimated = extraction.estimate(
-        experiment, _splits(splits), layers, first=first, pooled=pooled, texts=FORMER_ENCODINGS.get(encoding, encoding)
-    )
+    estimated = extraction.estimate(experiment, _splits(splits), _options(layers, first, pooled, encoding))
     if as_json:
         output.as_json(estimated)
         return
@@ -201,6 +195,13 @@ def remove(store: StoreDirectory, as_json: Json = False) -> None:
     print(f"Removed {store}: {output.size(freed)}.")
 
 
+def _options(layers: str, first: bool, pooled: bool, encoding: str) -> "ExtractionOptions":
+    from bertvision.lab.extraction import ExtractionOptions
+
+    encoding = FORMER_ENCODINGS.get(encoding, encoding)
+    return ExtractionOptions(layers=layers, first_token_only=first, pooler_output=pooled, encoding=encoding)
+
+
 def _splits(text: str) -> list[str]:
     from bertvision.errors import lookup
 
@@ -213,7 +214,7 @@ def _splits(text: str) -> list[str]:
 
 
 def _view(source: "Store", layers: str, first: bool) -> "StateView":
-    """Read --layers against the layers a store has: names count the backbone's layers."""
+    """Return the part of a store that --layers selects; layers are numbered as in the encoder."""
     from dataclasses import replace
 
     from bertvision.heads import select_layers
@@ -239,7 +240,7 @@ def _describe(store: "Store") -> dict[str, Any]:
         "split": identity.get("split", ""),
         "type": layout["type"],
         "rows": store.rows,
-        "tokens": int(store.known.lengths.sum()),
+        "tokens": int(store.row_table.lengths.sum()),
         "layers": layout["layers"],
         "pooled": layout["pooled"],
         "kept": layout["tokens"],

@@ -15,7 +15,7 @@ from bertvision.errors import BertVisionError
 
 if TYPE_CHECKING:
     from bertvision.lab.experiment import Experiment
-    from bertvision.lab.studies import Result
+    from bertvision.lab.studies import StudyResult
 
 
 def register(app: typer.Typer) -> None:
@@ -44,15 +44,16 @@ def study(
     """
     from bertvision.lab import studies
     from bertvision.lab.experiment import merge
-    from bertvision.lab.report import tables
+    from bertvision.lab.reports import tables
 
     if name == "list":
         rows = [
-            {"study": n, "on": s.on, "summary": s.summary, "in the paper": s.paper} for n, s in studies.STUDIES.items()
+            {"study": key, "on": row.tasks, "summary": row.summary, "in the paper": row.paper}
+            for key, row in studies.STUDIES.items()
         ]
         output.as_json(rows) if as_json else output.table(rows)
         return
-    results: list[Result] = []
+    results: list[StudyResult] = []
     planned: list[tuple[Experiment, studies.StudyOptions, list[str]]] = []
     for experiment, settings in experiments:
         options = merge(studies.StudyOptions(), settings)
@@ -62,10 +63,10 @@ def study(
             options = merge(options, {"to": to.split(",")})
         planned.append((experiment, options, (options.studies or ["all"]) if name == "all" else [name]))
     if address:
-        studies.spread(planned, address, root)
+        studies.run_studies_on_cluster(planned, address, root)
     command = shlex.join(["bertvision", *sys.argv[1:]])
     for experiment, options, names in planned:
-        for result in studies.run(experiment, names, options=options, root=root, command=command):
+        for result in studies.run_studies(experiment, names, options=options, root=root, command=command):
             results.append(result)
             if not as_json:
                 print(tables.markdown(result))
@@ -96,7 +97,7 @@ def report(
 
     Example: bertvision report runs -o report.html --files report
     """
-    from bertvision.lab.report import write_report
+    from bertvision.lab.reports import write_report
 
     results = write_report(roots, out, files=files, examples=examples)
     print(f"{out}: {len(results)} studies of {', '.join(dict.fromkeys(result.task for result in results))}.")
@@ -116,7 +117,7 @@ def submit(
 
     Example: bertvision submit mrpc --file glue/MRPC/test.tsv
     """
-    from bertvision.lab.report.submission import write_submission
+    from bertvision.lab.reports import write_submission
 
     for path in write_submission(resolve_run(run, root).directory, out, file):
         print(path)

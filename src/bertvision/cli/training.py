@@ -156,7 +156,7 @@ def _curve(data: Any, checkpoints: Any) -> list[dict[str, Any]]:
 
 
 def train(experiment: "Experiment", root: Root = Path("runs"), as_json: Json = False) -> None:
-    """Train heads (and their controls) on the states of a fine-tuned backbone; fine-tunes it first if need be.
+    """Train heads and their controls on the hidden states of a fine-tuned encoder; fine-tunes it first if necessary.
 
     Example: bertvision train --task stsb --limit 1000 --at 0.3 --heads adapter:size=32,token_pooling=max
     """
@@ -230,7 +230,7 @@ def ensemble(
     if as_json:
         output.as_json(rows)
         return
-    output.print_comparison(rows, data.task.kind)
+    output.print_comparison(rows, data.task.example_kind)
     print(f"Run: {combined.directory}")
 
 

@@ -32,7 +32,9 @@ class PackedLinear(nn.Linear):
 def packed(model: nn.Module) -> Iterator[None]:
     """Replace the frozen linear layers of a model on a CPU inside a `with` block, which needs memory for the copies."""
     children = [(parent, name, child) for parent in model.modules() for name, child in parent.named_children()]
-    layers = [(parent, name, child) for parent, name, child in children if _can_pack(child)]
+    layers = [
+        (parent, name, child) for parent, name, child in children if isinstance(child, nn.Linear) and _can_pack(child)
+    ]
     for parent, name, child in layers:
         setattr(parent, name, PackedLinear(child))
     try:

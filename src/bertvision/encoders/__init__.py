@@ -1,4 +1,4 @@
-"""Any Hugging Face encoder, with all its layers kept. The only room that imports transformers."""
+"""Encoders of transformers with the hidden states of all layers. Only this package imports transformers."""
 
 from bertvision.encoders.encoder import Encoder, EncoderWithHead, TwoHeadModel
 from bertvision.encoders.loading import (

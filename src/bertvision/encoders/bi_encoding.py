@@ -1,8 +1,8 @@
-"""The texts of a pair, each to be read by itself: what the encoder is given, and how its states come back.
+"""Bi-encoding: the inputs with which an encoder reads each text of a pair separately, and how its states are put back.
 
-Both ways return the tokens, who sees whom, and a function that puts states, (.., .., W), where the pair's tokens stand:
-(B, T, W). [CLS] stands before each text, as if it were alone; a second text takes the place of a first one, also in its
-kind of token.
+Both functions return the inputs of the encoder, its attention mask, and a function that moves states (.., .., W) to
+the positions of the tokens in the pair, (B, T, W). Each text is preceded by [CLS], as if it stood alone, and has the
+token types of a first text.
 """
 
 from collections.abc import Callable
@@ -10,46 +10,48 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-Apart = tuple[dict[str, Tensor], Tensor, Callable[[Tensor], Tensor]]
+BiEncoding = tuple[dict[str, Tensor], Tensor, Callable[[Tensor], Tensor]]
 
 
-def encode_in_one_row(tokens: dict[str, Tensor], attention_mask: Tensor, text_ids: Tensor, offset: int) -> Apart:
-    """Leave them in one row, blind to one another, positions counted anew: no longer than the pair, but by a [CLS].
+def encode_in_one_row(tokens: dict[str, Tensor], attention_mask: Tensor, text_ids: Tensor, offset: int) -> BiEncoding:
+    """Keep both texts in one row that is one [CLS] longer; a mask separates them, and positions start anew.
 
-    For encoders that take positions and see what the mask says. `offset`: the position of a first token.
+    For encoders that take positions and masks of pairs of tokens. `offset`: the position of the first token of a text.
     """
-    (rows, columns), device = attention_mask.shape, attention_mask.device
+    (rows, length), device = attention_mask.shape, attention_mask.device
     total = attention_mask.sum(dim=1, keepdim=True)
-    first = total - (attention_mask & (text_ids == 1)).sum(dim=1, keepdim=True)
-    place = torch.arange(columns + 1, device=device).expand(rows, -1)
-    second = place >= first  # from its own [CLS] on
-    source = torch.where(place == first, 0, place - second.long())
-    text = (1 + second.long()) * (place <= total)  # padding sees padding: who sees nothing is not a number
-    inputs = {name: each[:, :1].expand(-1, columns + 1) for name, each in tokens.items() if name != "input_ids"}
+    first_length = total - (attention_mask & (text_ids == 1)).sum(dim=1, keepdim=True)
+    column = torch.arange(length + 1, device=device).expand(rows, -1)
+    in_second = column >= first_length  # from its own [CLS] on
+    source = torch.where(column == first_length, 0, column - in_second.long())
+    # Padding attends to padding; a fully masked row would produce NaN.
+    text = (1 + in_second.long()) * (column <= total)
+    inputs = {name: values[:, :1].expand(-1, length + 1) for name, values in tokens.items() if name != "input_ids"}
     inputs |= {
         "input_ids": tokens["input_ids"].gather(1, source),
-        "position_ids": torch.where(second, place - first, place) + offset,
+        "position_ids": torch.where(in_second, column - first_length, column) + offset,
     }
-    here = place[:, :columns]
-    back = (here + (here >= first).long()).unsqueeze(-1)
-    seen = text[:, None, :, None] == text[:, None, None, :]
-    return inputs, seen, lambda states: states.gather(1, back.expand(-1, -1, states.shape[-1]))
+    pair_column = column[:, :length]
+    back = (pair_column + (pair_column >= first_length).long()).unsqueeze(-1)
+    mask = text[:, None, :, None] == text[:, None, None, :]
+    return inputs, mask, lambda states: states.gather(1, back.expand(-1, -1, states.shape[-1]))
 
 
-def encode_in_two_rows(tokens: dict[str, Tensor], attention_mask: Tensor, text_ids: Tensor) -> Apart:
-    """Give each a row of its own, for any encoder; what is shorter than the longest of them all is padded."""
-    size, device = attention_mask.shape, attention_mask.device
-    second = (attention_mask & (text_ids == 1)).sum(dim=1, keepdim=True)
-    first = attention_mask.sum(dim=1, keepdim=True) - second
-    # A graph has no sizes that depend on what is read; neither text is longer than the pair.
-    longest = size[1] if torch.compiler.is_exporting() else int(torch.maximum(first, second + 1).max())
-    place = torch.arange(longest, device=device).expand(size[0], longest)
-    there = torch.cat([place < first, place < second + 1])
-    source = torch.cat([place, torch.where(place > 0, first + place - 1, 0)]).clamp(max=size[1] - 1)
-    inputs = {name: each[:, :1].repeat(2, longest) for name, each in tokens.items() if name != "input_ids"}
+def encode_in_two_rows(tokens: dict[str, Tensor], attention_mask: Tensor, text_ids: Tensor) -> BiEncoding:
+    """Give each text a row of its own, padded to the longest text. For all encoders."""
+    (rows, length), device = attention_mask.shape, attention_mask.device
+    second_length = (attention_mask & (text_ids == 1)).sum(dim=1, keepdim=True)
+    first_length = attention_mask.sum(dim=1, keepdim=True) - second_length
+    # The sizes in an exported graph cannot depend on values. No text is longer than the pair.
+    exporting = torch.compiler.is_exporting()
+    longest = length if exporting else int(torch.maximum(first_length, second_length + 1).max())
+    column = torch.arange(longest, device=device).expand(rows, longest)
+    mask = torch.cat([column < first_length, column < second_length + 1])
+    source = torch.cat([column, torch.where(column > 0, first_length + column - 1, 0)]).clamp(max=length - 1)
+    inputs = {name: values[:, :1].repeat(2, longest) for name, values in tokens.items() if name != "input_ids"}
     inputs |= {"input_ids": tokens["input_ids"].repeat(2, 1).gather(1, source)}
-    place = torch.arange(size[1], device=device).expand(size)
-    later = place >= first
-    rows = torch.arange(size[0], device=device).unsqueeze(1)
-    columns = torch.where(later, place - first + 1, place).clamp(max=longest - 1)
-    return inputs, there, lambda states: states.unflatten(0, (2, -1))[later.long(), rows, columns]
+    pair_column = torch.arange(length, device=device).expand(rows, length)
+    in_second = pair_column >= first_length
+    row = torch.arange(rows, device=device).unsqueeze(1)
+    columns = torch.where(in_second, pair_column - first_length + 1, pair_column).clamp(max=longest - 1)
+    return inputs, mask, lambda states: states.unflatten(0, (2, -1))[in_second.long(), row, columns]

@@ -77,11 +77,11 @@ class Encoder(nn.Module):
             states += [cross[layer] for layer in cross_layers]
         return torch.stack(states, dim=1).float()
 
-    def _read(self, tokens: dict[str, Tensor], seen: Tensor) -> list[Tensor]:
-        """Each layer: (B, T, W). `seen`: which tokens are seen, (B, T), or by whom, (B, 1, T, T)."""
-        with self._autocast(seen):
-            output = self.model(**tokens, attention_mask=seen, output_hidden_states=True)
-        # Some families normalize once more after the last layer; what BERT's own head reads must come last.
+    def _read(self, tokens: dict[str, Tensor], mask: Tensor) -> list[Tensor]:
+        """Return the states of each layer, (B, T, W). `mask`: bool (B, T), or (B, 1, T, T) for pairs of tokens."""
+        with self._autocast(mask):
+            output = self.model(**tokens, attention_mask=mask, output_hidden_states=True)
+        # Some families normalize after the last layer. The last of the states must be the input of BERT's own head.
         return [*output.hidden_states[:-1], output.last_hidden_state]
 
     def _read_bi(
@@ -91,10 +91,10 @@ class Encoder(nn.Module):
         config = self.model.config
         text_ids = torch.zeros_like(attention_mask) if text_ids is None else text_ids
         if config.model_type in _PLACED and config._attn_implementation in ("sdpa", ATTENTION):
-            inputs, seen, put_back = encode_in_one_row(tokens, attention_mask, text_ids, first_position(config))
+            inputs, mask, put_back = encode_in_one_row(tokens, attention_mask, text_ids, first_position(config))
         else:
-            inputs, seen, put_back = encode_in_two_rows(tokens, attention_mask, text_ids)
-        states = self._read(inputs, seen)
+            inputs, mask, put_back = encode_in_two_rows(tokens, attention_mask, text_ids)
+        states = self._read(inputs, mask)
         return lambda layer: put_back(states[layer])
 
     def packed(self) -> AbstractContextManager[None]:
@@ -122,7 +122,7 @@ class Encoder(nn.Module):
         return full_table(self.model)
 
     def freeze(self, lowest: int) -> None:
-        """Let training leave the lowest layers, counted as `forward` does, as they are: 1 is the embeddings."""
+        """Exclude the lowest layers from training: 1 freezes the embeddings, 2 also the first layer, and so on."""
         blocks = [
             each
             for each in self.model.modules()
@@ -131,7 +131,7 @@ class Encoder(nn.Module):
         ]
         parts = [self.model.embeddings, *(blocks[0] if blocks else [])]
         if not 0 <= lowest <= len(parts):
-            raise BertVisionError(f"Of this backbone 0 to {len(parts)} layers can be frozen, got {lowest}.")
+            raise BertVisionError(f"0 to {len(parts)} layers of this encoder can be frozen, got {lowest}.")
         for part in parts[:lowest]:
             part.requires_grad_(False)
 
@@ -142,7 +142,7 @@ class Encoder(nn.Module):
 
 
 class EncoderWithHead(nn.Module):
-    """A backbone with a head that reads its last layer: what fine-tuning trains."""
+    """An encoder with a head on its last layer, for fine-tuning."""
 
     def __init__(self, encoder: Encoder, head: nn.Module):
         super().__init__()
@@ -155,10 +155,10 @@ class EncoderWithHead(nn.Module):
 
 
 class TwoHeadModel(nn.Module):
-    """BERT with its own head and another that reads every layer: what fine-tuning through that head trains."""
+    """An encoder with BERT's own head and an auxiliary head on all layers, for fine-tuning with both."""
 
     def __init__(self, bert: EncoderWithHead, auxiliary_head: nn.Module, lr_scale: float):
-        """`pace`: the rate at which the other head, which starts anew, learns, in the backbone's."""
+        """`lr_scale`: the learning rate of the auxiliary head, as a multiple of the encoder's."""
         super().__init__()
         self.bert = bert
         self.auxiliary_head = auxiliary_head
@@ -167,10 +167,10 @@ class TwoHeadModel(nn.Module):
     def forward(
         self, tokens: dict[str, Tensor], attention_mask: Tensor, text_ids: Tensor | None = None
     ) -> list[Tensor]:
-        """Tokens -> logits of each."""
+        """Tokens -> logits of each head."""
         hidden = self.bert.encoder(tokens, attention_mask)
         return [call_head(head, hidden, attention_mask, text_ids) for head in (self.bert.head, self.auxiliary_head)]
 
     def learning_rate_scales(self) -> list[tuple[nn.Module, float]]:
-        """How fast each part learns."""
+        """Return the modules with multiples of the learning rate."""
         return [(self.bert, 1.0), (self.auxiliary_head, self.lr_scale)]

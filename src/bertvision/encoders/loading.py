@@ -1,4 +1,4 @@
-"""Read a backbone from disk, the registry or the Hub, write it, and name it by its content."""
+"""Load an encoder from disk, the package registry or the Hub; save it; hash its weights."""
 
 import hashlib
 import json
@@ -31,24 +31,27 @@ _TANH_HEADS = {"roberta", "xlm-roberta", "camembert", "mpnet"}
 BERT_HEAD_FILE = "last.safetensors"
 """BERT's own head, beside the encoder it was fine-tuned with."""
 AUXILIARY_HEAD_FILE = "auxiliary_head.safetensors"
-"""The head that fine-tuning went through beside BERT's own."""
+"""The auxiliary head of fine-tuning."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedEncoder:
-    """A backbone read from disk or the Hub, with what belongs to it."""
+    """An encoder with its tokenizer and the weights of BERT's own head."""
 
     name: str
     encoder: Encoder
     tokenizer: Any
     last: dict[str, Tensor] = field(default_factory=dict)
-    """Weights the checkpoint holds of BERT's own head: `pooler.*` and/or `classifier.*`."""
+    """Weights of BERT's own head in the checkpoint: `pooler.*` and/or `classifier.*`."""
     dropout: float = 0.1
-    """What the checkpoint's config prescribes before a classifier."""
+    """The dropout before the classifier, from the checkpoint's config."""
 
 
 def load_encoder(name: str, precision: str = "float32") -> LoadedEncoder:
-    """Load an alias of BACKBONES, a Hub name, or a directory in the Hugging Face layout; weights stay float32."""
+    """Load an encoder by a name of ENCODERS, a Hub name, or a directory in the Hugging Face layout.
+
+    `precision` is the number type of matrix products; weights are float32. Code in a model directory is not executed.
+    """
     known = ENCODERS.get(name)
     where, config, tokenizer = _find(name)
     with _readable(name), _quiet():
@@ -67,7 +70,7 @@ def load_encoder(name: str, precision: str = "float32") -> LoadedEncoder:
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderInfo:
-    """How a backbone wants its text: all that preparing data needs, without the weights."""
+    """The tokenizer and dimensions of an encoder, without its weights."""
 
     tokenizer: Any
     max_tokens: int
@@ -75,16 +78,16 @@ class EncoderInfo:
     """Embedding output included."""
     hidden_size: int
     learning_rate: float
-    """The rate that suits the backbone for fine-tuning; 0: the task's."""
+    """The recommended learning rate of fine-tuning; 0: the default of the task."""
 
     @property
     def pad_ids(self) -> dict[str, int]:
-        """What fills up each kind of token in a batch."""
+        """The padding value of each input."""
         return {"input_ids": self.tokenizer.pad_token_id or 0, "token_type_ids": 0}
 
 
 def load_encoder_info(name: str) -> EncoderInfo:
-    """Load what turns text into the tokens of backbone `name`."""
+    """Load the tokenizer and the dimensions of an encoder."""
     _, config, tokenizer = _find(name)
     known = ENCODERS.get(name)
     rate = known.learning_rate if known else 0.0
@@ -98,7 +101,7 @@ def load_encoder_info(name: str) -> EncoderInfo:
 
 
 def _find(name: str) -> tuple[str, Any, Any]:
-    """Return where a backbone's files are, its config and its tokenizer."""
+    """Return the location of an encoder's files, its config and its tokenizer."""
     known = ENCODERS.get(name)
     where = name
     if known and known.package:
@@ -106,26 +109,26 @@ def _find(name: str) -> tuple[str, Any, Any]:
     elif known:
         where = known.hub
     with _readable(name), _quiet():
-        config = AutoConfig.from_pretrained(where, local_files_only=_offline(where))
+        config = AutoConfig.from_pretrained(where, trust_remote_code=False, local_files_only=_offline(where))
         _require_encoder(name, config)
-        tokenizer = AutoTokenizer.from_pretrained(where, local_files_only=_offline(where))
+        tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=False, local_files_only=_offline(where))
     if not getattr(tokenizer, "is_fast", False):
-        raise BertVisionError(f"Backbone {name!r} has no fast tokenizer, which answers with offsets need.")
+        raise BertVisionError(f"Encoder {name!r} has no fast tokenizer. It is needed for the offsets of answers.")
     return where, config, tokenizer
 
 
 def save_encoder(directory: Path, bert: EncoderWithHead, tokenizer: Any) -> None:
-    """Write encoder and tokenizer in the Hugging Face layout, so that other programs can read them, and the head."""
+    """Write encoder and tokenizer in the Hugging Face layout, and BERT's own head."""
     with _quiet(), bert.encoder.full_table():
         size = sum(p.numel() * p.element_size() for p in bert.parameters())
-        require_space(directory, size, "The fine-tuned backbone")
+        require_space(directory, size, "The fine-tuned encoder")
         bert.encoder.model.save_pretrained(directory)
         tokenizer.save_pretrained(directory)
     save_tensors(directory / BERT_HEAD_FILE, bert.head.state_dict())
 
 
 def weights_hash(encoder: Encoder) -> str:
-    """Name the weights by their content: SHA-256 over every tensor in order of name."""
+    """Return the SHA-256 of all tensors, in order of their names."""
     digest = hashlib.sha256()
     for key, tensor in sorted(encoder.model.state_dict().items()):
         digest.update(key.encode())
@@ -134,7 +137,7 @@ def weights_hash(encoder: Encoder) -> str:
 
 
 def tokenizer_hash(tokenizer: Any) -> str:
-    """Name a tokenizer by its kind, vocabulary and special tokens."""
+    """Return the SHA-256 of a tokenizer's class, vocabulary and special tokens."""
     kind = type(tokenizer).__name__, sorted(map(str, tokenizer.all_special_tokens))
     vocabulary = sorted(tokenizer.get_vocab().items())
     return hashlib.sha256(json.dumps([kind, vocabulary]).encode()).hexdigest()
@@ -142,24 +145,29 @@ def tokenizer_hash(tokenizer: Any) -> str:
 
 @cache
 def _offline(where: str) -> bool:
-    """Tell whether only the library's cache can help: asking a Hub that does not answer takes it half a minute."""
+    """Return whether to load local files only: transformers waits half a minute for a Hub that does not answer."""
     return Path(where).is_dir() or not can_connect(huggingface_hub.constants.ENDPOINT)
 
 
 def _require_encoder(name: str, config: Any) -> None:
-    """Refuse what has no bidirectional states to read."""
+    """Raise an error unless the model is a bidirectional text encoder that needs no code of its own."""
     kind = config.model_type
+    if getattr(config, "auto_map", None):
+        raise BertVisionError(
+            f"Encoder {name!r} comes with Python code of its own (`auto_map` in config.json), which bertvision never "
+            "executes. Use an encoder that transformers itself implements."
+        )
     if getattr(config, "is_encoder_decoder", False) or getattr(config, "is_decoder", False):
-        raise BertVisionError(f"Backbone {name!r} ({kind}) has a decoder; bertvision reads encoders such as BERT.")
+        raise BertVisionError(f"Encoder {name!r} ({kind}) has a decoder; bertvision supports encoders such as BERT.")
     if kind not in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
         raise BertVisionError(
-            f"Backbone {name!r} is of type {kind!r}, which is not a bidirectional text encoder; "
+            f"Encoder {name!r} is of type {kind!r}, which is not a bidirectional text encoder; "
             "BERT, RoBERTa, ELECTRA, DistilBERT, ALBERT, ModernBERT, DeBERTa and MPNet are."
         )
 
 
 def _read_weights(where: str, config: Any) -> tuple[Any, dict[str, Tensor]]:
-    """Return the bare encoder, and what the checkpoint holds of BERT's own head."""
+    """Return the bare encoder, and the weights of BERT's own head in the checkpoint."""
     architecture = (getattr(config, "architectures", None) or [""])[0]
     if architecture.endswith("ForQuestionAnswering"):
         auto = transformers.AutoModelForQuestionAnswering
@@ -168,7 +176,12 @@ def _read_weights(where: str, config: Any) -> tuple[Any, dict[str, Tensor]]:
     else:
         auto = transformers.AutoModel
     model, info = auto.from_pretrained(
-        where, dtype=torch.float32, use_safetensors=True, output_loading_info=True, local_files_only=_offline(where)
+        where,
+        dtype=torch.float32,
+        use_safetensors=True,
+        trust_remote_code=False,
+        output_loading_info=True,
+        local_files_only=_offline(where),
     )
     missing = set(info["missing_keys"])
     model_body = getattr(model, model.base_model_prefix, model)
@@ -177,8 +190,8 @@ def _read_weights(where: str, config: Any) -> tuple[Any, dict[str, Tensor]]:
     absent = [key for key in absent if prefix or "." in key]
     if absent:
         raise BertVisionError(
-            f"Checkpoint {where!r} lacks {len(absent)} of the encoder's tensors, {sorted(absent)[0]!r} among them; "
-            "it would answer at random."
+            f"Checkpoint {where!r} lacks {len(absent)} of the encoder's tensors, {sorted(absent)[0]!r} among them. "
+            "Use a complete checkpoint."
         )
     last: dict[str, Tensor] = {}
     pooler = getattr(model_body, "pooler", None)
@@ -200,14 +213,14 @@ def _linear(name: str, layer: Any) -> dict[str, Tensor]:
 
 
 def _max_tokens(config: Any, tokenizer: Any) -> int:
-    """How many tokens the encoder can place, whatever the tokenizer claims."""
+    """Return the largest number of tokens that encoder and tokenizer support."""
     positions = getattr(config, "max_position_embeddings", 512) - first_position(config)
     return int(min(positions, tokenizer.model_max_length))
 
 
 @contextmanager
 def _readable(name: str) -> Iterator[None]:
-    """Turn whatever goes wrong in reading a checkpoint into one sentence."""
+    """Turn the errors of reading a checkpoint into a BertVisionError."""
     try:
         yield
     except (SafetensorError, OSError, ValueError, KeyError, RuntimeError) as error:
@@ -217,21 +230,21 @@ def _readable(name: str) -> Iterator[None]:
         near = get_close_matches(name, ENCODERS, n=1)
         meant = f"Did you mean {near[0]!r}? " if near else ""
         raise BertVisionError(
-            f"Cannot load backbone {name!r}: it is no directory here, and the Hub did not give it. {meant}"
-            f"`bertvision encoders` lists names; `minilm` needs no Hub. ({reason})"
+            f"Cannot load encoder {name!r}: there is no such directory, and the Hub did not return it. {meant}"
+            f"`bertvision encoders` lists names; `minilm` does not need the Hub. ({reason})"
         ) from error
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the library's load reports and bars off the terminal."""
+    """Silence the messages and progress bars of transformers."""
     logging = transformers.utils.logging
-    level, pruning_thresholds = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    level, bars_enabled = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
         yield
     finally:
         logging.set_verbosity(level)
-        if pruning_thresholds:
+        if bars_enabled:
             logging.enable_progress_bar()

@@ -1,4 +1,4 @@
-"""Narrow every token of every layer. (B, L, T, W) -> (B, L, T, A)"""
+"""Adapters, which reduce the width of hidden states. (B, L, T, W) -> (B, L, T, A)"""
 
 import torch
 from torch import Tensor, nn
@@ -6,19 +6,26 @@ from torch.nn import functional
 
 
 class Adapter(nn.Module):
-    """z = GELU(A x + b), with one matrix for all layers or one for each.
+    """A linear layer and GELU, shared by all layers or separate for each.
 
-    After Houlsby et al. 2019 (arXiv:1902.00751), without the up-projection and the residual. `norm` brings every state
-    to mean 0 and variance 1 first, so that layers of different scale count alike.
+    After Houlsby et al. 2019 (arXiv:1902.00751), without the up-projection and the residual connection.
+
+    Args:
+        layers: The number of layers.
+        width: The width of the hidden states.
+        size: The width of the output.
+        shared: Whether all layers share one matrix.
+        norm: Whether to apply layer normalization first, so that layers of different scale have equal influence.
+        init_std: The standard deviation of the initial weights.
     """
 
     def __init__(
         self, layers: int, width: int, size: int, *, shared: bool = True, norm: bool = False, init_std: float = 1e-3
     ):
         super().__init__()
-        copies = 1 if shared else layers
-        self.weight = nn.Parameter(torch.empty(copies, width, size))
-        self.bias = nn.Parameter(torch.zeros(copies, 1, size))
+        matrices = 1 if shared else layers
+        self.weight = nn.Parameter(torch.empty(matrices, width, size))
+        self.bias = nn.Parameter(torch.zeros(matrices, 1, size))
         self.norm = norm
         nn.init.trunc_normal_(self.weight, std=init_std, a=-2 * init_std, b=2 * init_std)
 

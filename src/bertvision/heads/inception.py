@@ -1,12 +1,12 @@
-"""Inception (Szegedy et al. 2014, arXiv:1409.4842) that strides along the width only."""
+"""Inception (Szegedy et al. 2014, arXiv:1409.4842) with strides along the width only."""
 
 import torch
 from torch import Tensor, nn
 
-from bertvision.heads.cnn import Image
+from bertvision.heads.cnn import ImageNetwork
 
-# 1x1; 3x3 after its reduction; 5x5 after its reduction; projection after pooling. The published net, but for the
-# last 3x3, which brings the head into its published size.
+# Filters of the 1x1, the reduced 3x3, the reduced 5x5 and the pooled branch of each block. They are the published ones
+# except for the last 3x3, which is chosen so that the head has its published number of parameters.
 BLOCKS = [
     (64, (96, 128), (16, 32), 32),
     (128, (128, 192), (32, 96), 64),
@@ -22,7 +22,7 @@ HALVE_BEFORE = (0, 2, 7)
 
 
 class InceptionBlock(nn.Module):
-    """Look at several scales at once. (B, C, T, W) -> (B, C', T, W)"""
+    """Parallel convolutions of several sizes. (B, C, T, W) -> (B, C', T, W)"""
 
     def __init__(self, channels: int, one: int, three: tuple[int, int], five: tuple[int, int], pooled: int):
         super().__init__()
@@ -35,14 +35,14 @@ class InceptionBlock(nn.Module):
         return torch.relu(torch.cat([self.one(x), self.three(x), self.five(x), self.pooled(x)], dim=1))
 
 
-def _reduced(channels: int, fewer: int, other: int, kernel: int) -> nn.Sequential:
-    # No bias in between: it would make something of blank padding, which the wider kernel would then see.
-    narrow = nn.Conv2d(channels, fewer, 1, bias=False)
-    return nn.Sequential(narrow, nn.ReLU(), nn.Conv2d(fewer, other, kernel, padding=kernel // 2))
+def _reduced(channels: int, reduced: int, outputs: int, kernel: int) -> nn.Sequential:
+    # Without a bias, padding stays zero for the wider kernel that follows.
+    narrow = nn.Conv2d(channels, reduced, 1, bias=False)
+    return nn.Sequential(narrow, nn.ReLU(), nn.Conv2d(reduced, outputs, kernel, padding=kernel // 2))
 
 
-def inception(channels: int) -> Image:
-    """Stem and nine blocks. (B, C, T, W) -> (B, T, F)"""
+def inception(channels: int) -> ImageNetwork:
+    """Build the stem and nine blocks. (B, C, T, W) -> (B, T, F)"""
     steps: list[nn.Module] = [
         nn.Sequential(nn.Conv2d(channels, 64, 7, stride=(1, 2), padding=3), nn.ReLU(), _halve()),
         nn.Sequential(nn.Conv2d(64, 64, 1), nn.ReLU()),
@@ -53,13 +53,13 @@ def inception(channels: int) -> Image:
         block = InceptionBlock(channels, one, three, five, pooled)
         steps.append(nn.Sequential(_halve(), block) if number in HALVE_BEFORE else block)
         channels = one + three[1] + five[1] + pooled
-    image = Image(*steps)
-    for layer in image.modules():
-        if isinstance(layer, nn.Conv2d):  # the default start fades out over so many layers without batch norm
+    network = ImageNetwork(*steps)
+    for layer in network.modules():
+        if isinstance(layer, nn.Conv2d):  # without batch norm, default weights make signals vanish
             nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
-    return image
+    return network
 
 
 def _halve() -> nn.Module:

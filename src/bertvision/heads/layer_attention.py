@@ -1,4 +1,4 @@
-"""Let every token weigh its own layers. (B, L, T, W) -> (B, T, W)"""
+"""Attention over layers. (B, L, T, W) -> (B, T, W)"""
 
 import torch
 from torch import Tensor, nn
@@ -6,20 +6,20 @@ from torch.nn import functional
 
 
 class LayerAttention(nn.Module):
-    """Mix the layers of a token by a softmax of scores that its own states give.
+    """Mix the layers of each token with softmax weights that are computed from its hidden states.
 
-    States are brought to mean 0 and variance 1 first, so that layers of different scale count alike.
+    Layer normalization comes first, so that layers of different scale have equal influence.
     """
 
     def __init__(self, layers: int, width: int):
         super().__init__()
-        self.score = nn.Parameter(torch.zeros(layers, width, 1))  # zeros: start as the mean
+        self.score = nn.Parameter(torch.zeros(layers, width, 1))  # zeros: the initial mix is the mean
         self.bias = nn.Parameter(torch.zeros(layers, 1))
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         x = functional.layer_norm(x, x.shape[-1:])
         weights = ((x @ self.score).squeeze(-1) + self.bias).softmax(dim=1).unsqueeze(-1)
         mixed = weights[:, 0] * x[:, 0]
-        for layer in range(1, x.shape[1]):  # an einsum would copy every state into another order
+        for layer in range(1, x.shape[1]):  # an einsum would copy all hidden states
             mixed = torch.addcmul(mixed, weights[:, layer], x[:, layer])
         return mixed

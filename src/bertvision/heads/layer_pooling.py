@@ -12,11 +12,11 @@ class MeanLayers(nn.Module):
 
 
 class ScalarMix(nn.Module):
-    """Weigh the layers by a learned softmax, after Tenney et al. 2019 (arXiv:1905.05950)."""
+    """Mix the layers with learned softmax weights, after Tenney et al. 2019 (arXiv:1905.05950)."""
 
     def __init__(self, layers: int):
         super().__init__()
-        self.weights = nn.Parameter(torch.zeros(layers))  # zeros: start as the mean
+        self.weights = nn.Parameter(torch.zeros(layers))  # zeros: the initial mix is the mean
         self.scale = nn.Parameter(torch.ones(()))
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:

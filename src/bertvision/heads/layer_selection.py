@@ -1,4 +1,4 @@
-"""Names of layers."""
+"""Selection of encoder layers by name."""
 
 import re
 
@@ -6,9 +6,9 @@ from bertvision.errors import BertVisionError
 
 
 def select_layers(text: str, layers: int) -> list[int]:
-    """Read "all", "last", "last4", "every2" (the last, and every second below it), "0,6,12" or "2-5" as layer numbers.
+    """Return the numbers of the layers that a text selects, in rising order. Layer 0 is the embedding output.
 
-    0 is the embedding output.
+    Examples: "all", "last", "last4", "every2" (the last layer and every second one below it), "0,6,12", "2-5".
     """
     if text == "all":
         return list(range(layers))
@@ -28,5 +28,5 @@ def select_layers(text: str, layers: int) -> list[int]:
                 )
             chosen += range(int(ends[1]), int(ends[2] or ends[1]) + 1)
     if not chosen or min(chosen) < 0 or max(chosen) >= layers:
-        raise BertVisionError(f"layers={text!r} asks for layers that do not exist: there are 0 to {layers - 1}.")
+        raise BertVisionError(f"layers={text!r} selects layers that do not exist: there are layers 0 to {layers - 1}.")
     return sorted(set(chosen))

@@ -11,7 +11,7 @@ from bertvision.types import HeadShape, call_head
 
 
 class ClsPooling(nn.Module):
-    """Keep [CLS], as BERT does."""
+    """Keep the first token, [CLS], as BERT does."""
 
     def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
         return x[:, 0]
@@ -25,14 +25,14 @@ class MeanPooling(nn.Module):
 
 
 class MaxPooling(nn.Module):
-    """Keep each feature's largest value over real tokens."""
+    """Take the maximum of each feature over real tokens."""
 
     def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
         return masked_max(x, attention_mask)
 
 
 class AttentionPooling(nn.Module):
-    """Average over real tokens by a learned score of each."""
+    """Average real tokens with weights from a softmax over learned scores."""
 
     def __init__(self, features: int):
         super().__init__()
@@ -44,7 +44,7 @@ class AttentionPooling(nn.Module):
 
 
 class FlattenPooling(nn.Module):
-    """Lay the tokens side by side, up to a fixed length; padding contributes zeros."""
+    """Concatenate the tokens up to a fixed length; padding is zero."""
 
     def __init__(self, tokens: int):
         super().__init__()
@@ -54,47 +54,49 @@ class FlattenPooling(nn.Module):
         if not torch.compiler.is_exporting() and x.shape[1] > self.tokens and attention_mask[:, self.tokens :].any():
             raise ValueError(f"a head with token_pooling=flatten was built for {self.tokens} tokens, got {x.shape[1]}")
         x = x * attention_mask.unsqueeze(-1)
-        # Padded, then cut: others in the batch may be longer, and a graph must not depend on which is the case.
+        # Padded, then cut: batches may be longer or shorter, and an exported graph must not depend on it.
         return functional.pad(x, (0, 0, 0, self.tokens))[:, : self.tokens].flatten(start_dim=1)
 
 
 class ComparePooling(nn.Module):
-    """What two texts differ in and what they share: |u - v| and u v of their largest values, and of their means.
+    """Comparison of two texts u and v: |u - v| and u * v of their maxima over tokens, and of their means.
 
-    u and v are brought to the same size first, so that a product is of the size of its factors. Zeros for one text.
+    u and v are normalized to mean square 1 first, so that products have the scale of their factors. Features are zero
+    where there is only one text.
     """
 
     def forward(self, x: Tensor, attention_mask: Tensor, text_ids: Tensor | None = None) -> Tensor:
         texts = split_texts(attention_mask, text_ids)
-        pair, found = texts[1].any(dim=1, keepdim=True), []
-        for each in ([masked_max(x, here) for here in texts], _means(x, torch.stack(texts, dim=1)).unbind(dim=1)):
-            u, v = (normalize(torch.where(pair, text, 0.0)) * x.shape[-1] ** 0.5 for text in each)
-            found += [(u - v).abs(), u * v]
-        return torch.cat(found, dim=-1)
+        is_pair, features = texts[1].any(dim=1, keepdim=True), []
+        maxima, means = [masked_max(x, text) for text in texts], _means(x, torch.stack(texts, dim=1)).unbind(dim=1)
+        for vectors in (maxima, means):
+            u, v = (normalize(torch.where(is_pair, vector, 0.0)) * x.shape[-1] ** 0.5 for vector in vectors)
+            features += [(u - v).abs(), u * v]
+        return torch.cat(features, dim=-1)
 
 
 class AlignPooling(nn.Module):
-    """What each text says that the other does not: every token beside its like in the other text.
+    """Soft alignment: each token is compared with an attention-weighted mix of the tokens of the other text.
 
-    Its like is a mix of the other's tokens, by how much they resemble it. |x - like|, largest over each text, brought
-    to the size that `Compare` has. Zeros for one text.
+    The features are the maxima over the tokens of each text of |token - mix|, scaled as in `ComparePooling`. They are
+    zero where there is only one text.
     """
 
     sharpness = 24.0
-    """How much the closest counts more than others: 0 would be the mean of them all."""
+    """The factor of the similarities in the softmax. With 0, the mix would be the mean of the other text."""
 
     def forward(self, x: Tensor, attention_mask: Tensor, text_ids: Tensor | None = None) -> Tensor:
         first, second = split_texts(attention_mask, text_ids)
         x = normalize(x)
         # Tokens of one text attend to those of the other; padding neither attends nor is attended to.
         others = (first.unsqueeze(1) & second.unsqueeze(2)) | (second.unsqueeze(1) & first.unsqueeze(2))
-        lacks = (x - self_attention(x, others, self.sharpness)).abs()
-        found = torch.cat([masked_max(lacks, here) for here in (first, second)], dim=-1)
-        return torch.where(second.any(dim=1, keepdim=True), found, 0.0) * x.shape[-1] ** 0.5
+        differences = (x - self_attention(x, others, self.sharpness)).abs()
+        features = torch.cat([masked_max(differences, text) for text in (first, second)], dim=-1)
+        return torch.where(second.any(dim=1, keepdim=True), features, 0.0) * x.shape[-1] ** 0.5
 
 
 class ConcatPooling(nn.Module):
-    """Lay the results of several gathers side by side."""
+    """Concatenate the results of several token poolings."""
 
     def __init__(self, *poolings: nn.Module):
         super().__init__()
@@ -141,7 +143,7 @@ def _mask_bias(real: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _means(x: Tensor, real: Tensor) -> Tensor:
-    """(B, T, F), (B, N, T) -> (B, N, F)"""
+    """Return the mean of the tokens of each of N masks. (B, T, F), (B, N, T) -> (B, N, F)"""
     weight = real.to(x.dtype)
     return torch.bmm(weight, x) / weight.sum(dim=2, keepdim=True).clamp(min=1)
 
@@ -158,6 +160,6 @@ TOKEN_POOLINGS = {
 
 
 def build_token_pooling(text: str, shape: HeadShape, features: int) -> nn.Module:
-    """Build "max", or "cls+max" for several side by side."""
-    made = [lookup(TOKEN_POOLINGS, name, "token_pooling")(shape, features) for name in text.split("+")]
-    return made[0] if len(made) == 1 else ConcatPooling(*made)
+    """Build a token pooling such as "max", or several that are concatenated, such as "cls+max"."""
+    poolings = [lookup(TOKEN_POOLINGS, name, "token_pooling")(shape, features) for name in text.split("+")]
+    return poolings[0] if len(poolings) == 1 else ConcatPooling(*poolings)

@@ -1,7 +1,7 @@
-"""Map a function over items on a Ray cluster. The only file that imports ray.
+"""Map a function over items on a Ray cluster. The only module that imports ray.
 
-Every item is a task of its own, retried elsewhere if its process or machine dies; what is finished stays finished. The
-machines share a directory, and everything large goes through it.
+Every item is one Ray task, which is retried on another worker if its process or machine dies. The machines share a
+directory, through which all large data is exchanged.
 """
 
 import os
@@ -20,12 +20,12 @@ from bertvision.progress import bar
 T = TypeVar("T")
 R = TypeVar("R")
 
-RETRIES = 3  # of one item, when what runs it dies
-SEEN = 20.0  # seconds for a file to be seen by another machine
+MAX_RETRIES = 3  # of an item whose worker died
+SHARED_TIMEOUT = 20.0  # seconds until a new file must be visible on every machine
 
 
 def check_address(address: str) -> None:
-    """Refuse what is no address of a cluster."""
+    """Raise an error if `address` is neither empty nor the address of a Ray cluster."""
     if address and address != "auto" and not address.startswith("ray://"):
         raise BertVisionError(
             f"--cluster takes ray://HOST:PORT, or auto for the cluster of this machine; got {address!r}."
@@ -33,7 +33,7 @@ def check_address(address: str) -> None:
 
 
 def connect(address: str, shared: Path) -> None:
-    """Join the cluster, and see that every machine of it sees the directory `shared`."""
+    """Connect to a cluster and check that all its machines share the directory `shared`."""
     check_address(address)
     ray = _ray()
     if not ray.is_initialized():
@@ -48,52 +48,57 @@ def connect(address: str, shared: Path) -> None:
     _require_shared(ray, shared)
 
 
-def map_over(
-    function: Callable[[T], R], items: Sequence[T], label: str = "", given_up: Callable[[str], R] | None = None
+def map_on_cluster(
+    function: Callable[[T], R], items: Sequence[T], label: str = "", on_failure: Callable[[str], R] | None = None
 ) -> list[R]:
-    """Return function(item) of every item, in order; needs `connect` before.
+    """Return function(item) for every item, in order. `connect` must have been called before.
 
-    `given_up` makes a result of an item that took down whatever ran it, again and again; without it that is an error.
+    Args:
+        function: A function of a module, so that workers can import it.
+        items: Its arguments.
+        label: The text of the progress bar.
+        on_failure: Makes a result from the error message of an item whose workers died in all retries. Without it, an
+            error is raised.
     """
     ray = _ray()
     gpus = 1 if ray.cluster_resources().get("GPU") else 0
-    task = ray.remote(max_retries=RETRIES, num_cpus=1, num_gpus=gpus)(function)
+    task = ray.remote(max_retries=MAX_RETRIES, num_cpus=1, num_gpus=gpus)(function)
     waiting = [task.remote(item) for item in items]
-    places = {reference: place for place, reference in enumerate(waiting)}
-    found: dict[int, R] = {}
+    indices = {reference: index for index, reference in enumerate(waiting)}
+    results: dict[int, R] = {}
     try:
         with bar(label, total=len(items)) as advance:
             while waiting:
                 done, waiting = ray.wait(waiting, timeout=1.0)
                 for reference in done:
-                    found[places[reference]] = _result(ray, reference, given_up)
+                    results[indices[reference]] = _result(ray, reference, on_failure)
                     advance(1)
-    finally:  # interrupted, or one of them failed for good
+    finally:  # not empty if the loop was interrupted or an item failed
         for reference in waiting:
             with suppress(ray.exceptions.RayError):
                 ray.cancel(reference, force=True)
-    return [found[place] for place in range(len(items))]
+    return [results[index] for index in range(len(items))]
 
 
-def _result(ray: ModuleType, reference: Any, given_up: Callable[[str], Any] | None = None) -> Any:
+def _result(ray: ModuleType, reference: Any, on_failure: Callable[[str], Any] | None = None) -> Any:
     try:
         return ray.get(reference)
-    except ray.exceptions.RayTaskError as error:  # what the function itself raised
+    except ray.exceptions.RayTaskError as error:  # raised by the function itself
         if isinstance(error.cause, BertVisionError):
             raise BertVisionError(str(error.cause)) from error
         raise
     except ray.exceptions.RayError as error:
         reason = str(error).strip().splitlines()[0]
-        if given_up is not None:
-            return given_up(f"given up after {RETRIES} retries: {reason}")
+        if on_failure is not None:
+            return on_failure(f"its worker died in all of {MAX_RETRIES} retries: {reason}")
         raise BertVisionError(
-            f"The cluster gave up on a task after {RETRIES} retries: {reason} "
-            "The same command goes on with what is missing."
+            f"A task failed on the cluster after {MAX_RETRIES} retries: {reason} "
+            "Run the same command again to resume; finished tasks are not repeated."
         ) from error
 
 
 def _require_shared(ray: ModuleType, shared: Path) -> None:
-    """Let a task on every machine look for a file written here."""
+    """Check with one task per machine that a file written here is visible there."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # pyright: ignore[reportMissingImports]
 
     shared = shared.absolute()
@@ -104,25 +109,27 @@ def _require_shared(ray: ModuleType, shared: Path) -> None:
     try:
         nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
         if not nodes:
-            raise BertVisionError("The Ray cluster has no machine with a CPU to give.")
-        asked = []
+            raise BertVisionError(
+                "The Ray cluster has no machine with a free CPU. Start a node with `ray start --address=...`."
+            )
+        checks = []
         for node in nodes:
-            there = NodeAffinitySchedulingStrategy(node_id=node["NodeID"], soft=False)
-            task = ray.remote(max_retries=0, num_cpus=1, scheduling_strategy=there)(_sees)
-            asked.append((node["NodeManagerHostname"], task.remote(str(file), token)))
-        for host, reference in asked:
+            strategy = NodeAffinitySchedulingStrategy(node_id=node["NodeID"], soft=False)
+            task = ray.remote(max_retries=0, num_cpus=1, scheduling_strategy=strategy)(_is_visible)
+            checks.append((node["NodeManagerHostname"], task.remote(str(file), token)))
+        for host, reference in checks:
             if not _result(ray, reference):
                 raise BertVisionError(
-                    f"{shared} is not shared: {host} does not see what is written here. "
+                    f"{shared} is not shared: {host} cannot read files that are written here. "
                     "Put --runs on a disk that every machine of the cluster mounts at the same path."
                 )
     finally:
         file.unlink(missing_ok=True)
 
 
-def _sees(file: str, token: str) -> bool:
-    until = time.monotonic() + SEEN
-    while time.monotonic() < until:
+def _is_visible(file: str, token: str) -> bool:
+    deadline = time.monotonic() + SHARED_TIMEOUT
+    while time.monotonic() < deadline:
         with suppress(OSError):
             if Path(file).read_text() == token:
                 return True
@@ -133,12 +140,12 @@ def _sees(file: str, token: str) -> bool:
 
 
 def _ray() -> ModuleType:
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # its new default; without, it warns
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # the future default; Ray warns if it is not set
     try:
         import ray  # pyright: ignore[reportMissingImports]
         import ray.exceptions  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise BertVisionError(
-            f"Ray is not installed here ({sys.executable}). `pip install 'bertvision[ray]'` brings it."
+            f"Ray is not installed here ({sys.executable}). `pip install 'bertvision[ray]'` installs it."
         ) from None
     return ray

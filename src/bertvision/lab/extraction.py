@@ -1,4 +1,4 @@
-"""Extract hidden states to disk, on this machine or on a cluster, and estimate their size before."""
+"""Extract hidden states to disk, on this machine or on a cluster, and estimate their size."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -21,54 +21,78 @@ from bertvision.states import FORMATS, Layout, Store
 from bertvision.types import StateView
 
 
+@dataclass(frozen=True, kw_only=True)
+class ExtractionOptions:
+    """Which hidden states to store."""
+
+    layers: str = "all"
+    """A selection such as all, last, last4, every2 or 0,6,12; 0 is the embedding output."""
+    first_token_only: bool = False
+    """Store only the first token, [CLS], of every row."""
+    pooler_output: bool = False
+    """Also store BERT's pooler output (tasks of whole texts only)."""
+    encoding: str = ""
+    """How text pairs are encoded: "cross", "bi" or "both"; empty: both for pairs, unless only [CLS] is stored."""
+
+
 def extract(
     experiment: Experiment,
     root: Path,
-    names: Sequence[str],
-    layers: str = "all",
+    splits: Sequence[str],
+    options: ExtractionOptions | None = None,
     *,
-    first: bool = False,
-    pooled: bool = False,
-    texts: str = "",
     address: str = "",
 ) -> Iterator[Store]:
-    """Write the states of splits to disk at every fraction to be read, or what is missing of them.
+    """Write the hidden states of splits to disk, at every fraction where heads are trained, and yield the stores.
 
-    `texts`: how pairs are read, together, apart or both; none: as the default heads of the task want it.
-    With the `address` of a cluster, its machines compute the shards; what is not fine-tuned yet is fine-tuned here.
+    Shards that are already on disk are kept. An encoder that is not fine-tuned yet is fine-tuned on this machine.
+
+    Args:
+        experiment: The task, the encoder and the fractions.
+        root: Directory of runs.
+        splits: Names of splits: train, validation, dev.
+        options: Which hidden states to store.
+        address: Address of a Ray cluster whose machines compute the shards.
     """
+    options = options or ExtractionOptions()
     cluster.check_address(address)
     head_fractions = experiment.head_fractions or [min(experiment.fractions)]
     if experiment.store.directory and len(head_fractions) > 1:
         raise BertVisionError(
-            "With --store-dir there is room for one fraction; name it with --at, or leave --store-dir out."
+            f"--store-dir can hold one fraction only, got {head_fractions}. Name one with --at, or leave "
+            "--store-dir out."
         )
     data = load_data(replace(experiment, head_fractions=head_fractions, fractions=head_fractions))
-    reading = load_encoder_info(experiment.encoder_at(min(head_fractions)))
-    # Before fine-tuning, so that a mistake does not cost its time.
-    view = _view(data, layers, reading.num_layers, texts, first=first, pooled=pooled)
-    if pooled and data.task.per_token:
-        raise BertVisionError("BERT's pooled [CLS] exists for sentence tasks only; leave --pooler-output out.")
+    encoder_info = load_encoder_info(experiment.encoder_at(min(head_fractions)))
+    view = _state_view(data, options, encoder_info.num_layers)  # an error is reported before the encoder is fine-tuned
+    if options.pooler_output and data.task.per_token:
+        raise BertVisionError(
+            f"The pooler output exists only for tasks of whole texts, and {data.task.name} labels tokens. "
+            "Leave out --pooler-output."
+        )
     if address:
         cluster.connect(address, Path(experiment.store.directory or root))
     checkpoints = finetune(data, root)
     for fraction in head_fractions:
         checkpoint = open_checkpoint(data, checkpoints, fraction)
-        for name in names:
-            yield make_store(data, checkpoints, checkpoint, name, view, spread=bool(address))
+        for split in splits:
+            yield make_store(data, checkpoints, checkpoint, split, view, on_cluster=bool(address))
 
 
-def _view(data: ExperimentData, layers: str, num_layers: int, texts: str, *, first: bool, pooled: bool) -> StateView:
-    """Return the hidden states to be stored."""
-    pair = data.task.example_kind == "pair"
-    texts = texts or ("both" if pair and not first else "cross")
-    if lookup(ENCODINGS, texts, "value of encoding") and texts != "cross" and (first or not pair):
-        raise BertVisionError("Only the texts of pairs can be read apart, and then [CLS] alone is of one text.")
-    chosen = tuple(select_layers(layers, num_layers))
+def _state_view(data: ExperimentData, options: ExtractionOptions, num_layers: int) -> StateView:
+    """Return the view of the hidden states to store, of an encoder with `num_layers` layers."""
+    is_pair, first = data.task.example_kind == "pair", options.first_token_only
+    encoding = options.encoding or ("both" if is_pair and not first else "cross")
+    if lookup(ENCODINGS, encoding, "value of encoding") and encoding != "cross" and (first or not is_pair):
+        raise BertVisionError(
+            f"encoding={encoding} needs a task of text pairs and all their tokens. Use cross for single texts and for "
+            "[CLS] only."
+        )
+    layers = tuple(select_layers(options.layers, num_layers))
     return StateView(
-        cross_layers=chosen if texts != "bi" else (),
-        bi_layers=chosen if texts != "cross" else (),
-        pooler_output=pooled,
+        cross_layers=layers if encoding != "bi" else (),
+        bi_layers=layers if encoding != "cross" else (),
+        pooler_output=options.pooler_output,
         first_token_only=first,
         num_layers=num_layers,
     )
@@ -81,21 +105,23 @@ def make_store(
     name: str,
     view: StateView,
     *,
-    spread: bool = False,
+    on_cluster: bool = False,
 ) -> Store:
-    """Write the states of a split; with `spread`, on the cluster that was connected."""
+    """Write the hidden states of a split; with `on_cluster`, on the connected cluster."""
 
-    def elsewhere(numbers: list[int]) -> None:
+    def write_on_cluster(numbers: list[int]) -> None:
         settings = absolute(data.experiment).to_dict()
-        piece = ShardJob(settings, str(checkpoints.directory.absolute()), checkpoint.fraction, name, view, 0)
-        cluster.map_over(write_shard, [replace(piece, shard=n) for n in numbers], f"write states of {name}")
+        job = ShardJob(settings, str(checkpoints.directory.absolute()), checkpoint.fraction, name, view, 0)
+        cluster.map_on_cluster(
+            write_shard, [replace(job, shard=number) for number in numbers], f"write states of {name}"
+        )
 
-    return state_request(data, checkpoint, name, view).store(elsewhere if spread else None)
+    return state_request(data, checkpoint, name, view).store(write_on_cluster if on_cluster else None)
 
 
 @dataclass(frozen=True)
 class ShardJob:
-    """A shard of a store, for a machine that has nothing but the shared directory and the data."""
+    """A shard of a store, for a worker that has only the shared directory and the data."""
 
     settings: dict[str, Any]
     checkpoints: str
@@ -105,21 +131,21 @@ class ShardJob:
     shard: int
 
 
-def write_shard(piece: ShardJob) -> None:
+def write_shard(job: ShardJob) -> None:
     """Compute and write one shard."""
-    data, checkpoint = _opened(json.dumps(piece.settings), piece.checkpoints, piece.fraction)
-    state_request(data, checkpoint, piece.split, piece.view).write_shards([piece.shard])
+    data, checkpoint = _open_cached(json.dumps(job.settings), job.checkpoints, job.fraction)
+    state_request(data, checkpoint, job.split, job.view).write_shards([job.shard])
 
 
 @lru_cache(maxsize=1)
-def _opened(settings: str, checkpoints: str, fraction: float) -> tuple[ExperimentData, Checkpoint]:
-    """What the shards of a store have in common."""
+def _open_cached(settings: str, checkpoints: str, fraction: float) -> tuple[ExperimentData, Checkpoint]:
+    """Load the data and the checkpoint that all shards of a store share."""
     data = load_data(merge(Experiment(), json.loads(settings)))
     return data, open_checkpoint(data, CheckpointSet(Path(checkpoints), [fraction]), fraction)
 
 
 def absolute(experiment: Experiment) -> Experiment:
-    """Write paths so that they mean the same to a process elsewhere."""
+    """Return the experiment with absolute paths, for processes with another working directory."""
     names = ("data_dir", "train_file", "dev_file", "validation_file")
     paths = {name: str(Path(path).absolute()) for name in names if (path := getattr(experiment.data, name))}
     directory = experiment.store.directory and str(Path(experiment.store.directory).absolute())
@@ -132,26 +158,17 @@ def absolute(experiment: Experiment) -> Experiment:
     )
 
 
-def estimate(
-    experiment: Experiment,
-    names: Sequence[str],
-    layers: str = "all",
-    *,
-    first: bool = False,
-    pooled: bool = False,
-    texts: str = "",
-) -> dict[str, Any]:
-    """Say how large stores of these splits would be, in every type; no weights are loaded."""
-    data, reading = load_data(experiment), load_encoder_info(experiment.encoder_at(min(experiment.fractions)))
-    view = _view(data, layers, reading.num_layers, texts, first=first, pooled=pooled)
-    lengths = np.concatenate([stored_lengths(getattr(data, name), view) for name in names])
-    padded = len(lengths) * (1 if first else data.max_tokens) * view.num_channels * reading.hidden_size * 4
+def estimate(experiment: Experiment, splits: Sequence[str], options: ExtractionOptions | None = None) -> dict[str, Any]:
+    """Return the size of stores of these splits in every number type. No weights are loaded."""
+    options = options or ExtractionOptions()
+    data, encoder_info = load_data(experiment), load_encoder_info(experiment.encoder_at(min(experiment.fractions)))
+    view, width = _state_view(data, options, encoder_info.num_layers), encoder_info.hidden_size
+    lengths = np.concatenate([stored_lengths(getattr(data, name), view) for name in splits])
+    tokens_per_row = 1 if options.first_token_only else data.max_tokens
     return {
         "rows": len(lengths),
         "tokens": int(lengths.sum()),
         "max_tokens": data.max_tokens,
-        "padded_float32": padded,
-        "bytes": {
-            type: Layout(type=type, view=view, width=reading.hidden_size, lengths=lengths).bytes for type in FORMATS
-        },
+        "padded_float32": len(lengths) * tokens_per_row * view.num_channels * width * 4,
+        "bytes": {type: Layout(type=type, view=view, width=width, lengths=lengths).bytes for type in FORMATS},
     }

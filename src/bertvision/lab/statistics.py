@@ -1,6 +1,6 @@
-"""How sure a score, or a difference between two models, is: bootstrap over examples and seeds, paired tests.
+"""Uncertainty of scores and of differences between models: bootstrap over examples and seeds, and paired tests.
 
-Outcomes are what `Run.outcomes` reads: one array for each seed, rows of the same examples in the same order.
+Outcomes are the arrays of `Run.outcomes`: one array for each seed, with the same examples in the same order.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,109 +16,133 @@ RESAMPLES = 1000
 
 
 @dataclass(frozen=True)
-class Pair:
-    """Two models on one task, seed by seed."""
+class PairedOutcomes:
+    """The outcomes of two models on the same examples of a task, with the same number of seeds."""
 
     task: Task
     first: Sequence[np.ndarray]
     second: Sequence[np.ndarray]
     key: str = ""
-    """Which of the task's scores; empty: its first."""
+    """The metric to compare; empty: the primary metric of the task."""
 
     def __post_init__(self):
         shapes = {outcomes.shape for outcomes in [*self.first, *self.second]}
         if len(self.first) != len(self.second) or not self.first or len(shapes) != 1:
             raise BertVisionError(
-                f"Models are compared pair by pair: {len(self.first)} and {len(self.second)} seeds of {self.task.name} "
-                f"with rows and columns {sorted(shapes)} do not pair up."
+                "A paired comparison needs the same seeds and the same examples for both models; got "
+                f"{len(self.first)} and {len(self.second)} seeds of {self.task.name} with shapes {sorted(shapes)}."
             )
+
+    @property
+    def metric(self) -> str:
+        """The name of the metric that is compared."""
+        return self.key or self.task.primary
 
 
 @dataclass(frozen=True)
 class ScoreDifference:
-    """How much the second of two models is above the first, in points."""
+    """The score of the second model minus that of the first, in points."""
 
     mean: float
     low: float
+    """With `high`: the 95 % percentile bootstrap interval."""
     high: float
     p: float
-    """Two-sided: how rare a difference this large would be if there were none; never below 1 / resamples."""
+    """Two-sided p-value of the null hypothesis of no difference; the bootstrap gives at least 1 / resamples."""
 
 
 def interval(
     task: Task, outcomes: Sequence[np.ndarray], key: str = "", resamples: int = RESAMPLES, seed: int = 0
 ) -> tuple[float, float]:
-    """Return the 95 % percentile bootstrap interval of the mean score, resampling seeds and examples."""
-    draws = (
-        _mean(task, [outcomes[each] for each in seeds], rows, key or task.primary)
-        for seeds, rows in _resampled(len(outcomes), len(outcomes[0]), resamples, np.random.default_rng(seed))
+    """Return the 95 % percentile bootstrap interval of the mean score over seeds.
+
+    Args:
+        task: The task that computes the score.
+        outcomes: Outcomes of one model, one array for each seed.
+        key: The metric; empty: the primary metric of the task.
+        resamples: Number of bootstrap samples. Each resamples seeds and examples with replacement.
+        seed: Seed of the random number generator.
+    """
+    means = (
+        _mean_score(task, [outcomes[index] for index in seeds], rows, key or task.primary)
+        for seeds, rows in _bootstrap_samples(len(outcomes), len(outcomes[0]), resamples, np.random.default_rng(seed))
     )
-    return _percentiles([draw for draw in draws if draw is not None])
+    return _percentiles([mean for mean in means if mean is not None])
 
 
-def compare(pairs: Sequence[Pair], resamples: int = RESAMPLES, seed: int = 0) -> ScoreDifference:
-    """Test the mean difference over tasks: a bootstrap stratified by task, paired by seed and example."""
+def compare(pairs: Sequence[PairedOutcomes], resamples: int = RESAMPLES, seed: int = 0) -> ScoreDifference:
+    """Test the mean difference over tasks with a paired bootstrap, stratified by task.
+
+    Each sample resamples seeds and examples within every task, the same ones for both models.
+    """
     random = np.random.default_rng(seed)
-    gaps = np.zeros(resamples)
+    differences = np.zeros(resamples)
     for pair in pairs:
-        draws = _resampled(len(pair.first), len(pair.first[0]), resamples, random)
-        gaps += [_gap(pair, seeds, rows) for seeds, rows in draws]
-    everything = [_gap(pair, range(len(pair.first)), slice(None)) for pair in pairs]
-    gaps = gaps[~np.isnan(gaps)] / len(pairs)
-    # Ties count half: two equal models are no evidence for either.
-    below = np.mean(gaps < 0) + np.mean(gaps == 0) / 2
+        samples = _bootstrap_samples(len(pair.first), len(pair.first[0]), resamples, random)
+        differences += [_difference(pair, seeds, rows) for seeds, rows in samples]
+    observed = [_difference(pair, range(len(pair.first)), slice(None)) for pair in pairs]
+    differences = differences[~np.isnan(differences)] / len(pairs)
+    # Ties count half, so that two identical models have p = 1.
+    below = np.mean(differences < 0) + np.mean(differences == 0) / 2
     p = min(1.0, max(2 * min(below, 1 - below), 1 / resamples))
-    return ScoreDifference(float(np.mean(everything)), *_percentiles(gaps), float(p))
+    return ScoreDifference(float(np.mean(observed)), *_percentiles(differences), float(p))
 
 
 def mcnemar(first: np.ndarray, second: np.ndarray) -> float:
-    """Return the exact two-sided p of two models being right equally often; arrays of right (1) and wrong (0)."""
+    """Return the two-sided p-value of McNemar's exact test.
+
+    Args:
+        first: Whether the first model is correct on each example (1 or 0).
+        second: The same for the second model.
+    """
     gained = int(np.count_nonzero((second > 0) & (first <= 0)))
     lost = int(np.count_nonzero((first > 0) & (second <= 0)))
     return float(binomtest(gained, gained + lost).pvalue) if gained + lost else 1.0
 
 
-def significance(pair: Pair, resamples: int = RESAMPLES) -> tuple[ScoreDifference, str]:
-    """Test two models, and name the test: McNemar's for the accuracy of one seed, else the paired bootstrap."""
-    gap, task = compare([pair], resamples), pair.task
-    if len(pair.first) == 1 and (pair.key or task.primary) == "accuracy":
+def significance(pair: PairedOutcomes, resamples: int = RESAMPLES) -> tuple[ScoreDifference, str]:
+    """Test the difference between two models and return it with the name of the test.
+
+    The accuracy of a single seed is tested with McNemar's exact test, everything else with the paired bootstrap.
+    """
+    difference, task = compare([pair], resamples), pair.task
+    if len(pair.first) == 1 and pair.metric == "accuracy":
         first, second = task.is_correct(pair.first[0]), task.is_correct(pair.second[0])
         if first is not None and second is not None:
-            return replace(gap, p=mcnemar(first, second)), "McNemar"
-    return gap, "paired bootstrap"
+            return replace(difference, p=mcnemar(first, second)), "McNemar"
+    return difference, "paired bootstrap"
 
 
-def holm(ps: Sequence[float]) -> list[float]:
-    """Correct p-values of several tests, so that one false alarm among all of them is as rare as it says (Holm)."""
-    order = np.argsort(ps)
-    stepped = np.asarray(ps, dtype=float)[order] * np.arange(len(ps), 0, -1)
-    corrected = np.empty(len(ps))
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return p-values corrected for multiple tests with Holm's step-down method (family-wise error rate)."""
+    order = np.argsort(p_values)
+    stepped = np.asarray(p_values, dtype=float)[order] * np.arange(len(p_values), 0, -1)
+    corrected = np.empty(len(p_values))
     corrected[order] = np.minimum(1.0, np.maximum.accumulate(stepped))
     return corrected.tolist()
 
 
-def _resampled(
+def _bootstrap_samples(
     seeds: int, rows: int, resamples: int, random: np.random.Generator
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Draw seeds and examples with replacement; all seeds of a draw see the same examples."""
+    """Draw indices of seeds and examples with replacement. All seeds of a sample use the same examples."""
     for _ in range(resamples):
-        chosen = random.integers(0, seeds, seeds) if seeds > 1 else np.zeros(1, dtype=int)
-        yield chosen, random.integers(0, rows, rows)
+        sampled_seeds = random.integers(0, seeds, seeds) if seeds > 1 else np.zeros(1, dtype=int)
+        yield sampled_seeds, random.integers(0, rows, rows)
 
 
-def _mean(task: Task, outcomes: Sequence[np.ndarray], rows: np.ndarray | slice, key: str) -> float | None:
-    # A resample may lack the rows a key is about; it then says nothing about that key.
-    scores = [found[key] for each in outcomes if key in (found := task.compute_metrics(each[rows]))]
+def _mean_score(task: Task, outcomes: Sequence[np.ndarray], rows: np.ndarray | slice, key: str) -> float | None:
+    """Return the mean of a metric over seeds, or None if it is undefined for a sample without the rows it needs."""
+    scores = [metrics[key] for array in outcomes if key in (metrics := task.compute_metrics(array[rows]))]
     return float(np.mean(scores)) if len(scores) == len(outcomes) else None
 
 
-def _gap(pair: Pair, seeds: Sequence[int] | np.ndarray, rows: np.ndarray | slice) -> float:
-    key = pair.key or pair.task.primary
-    first = _mean(pair.task, [pair.first[each] for each in seeds], rows, key)
-    second = _mean(pair.task, [pair.second[each] for each in seeds], rows, key)
+def _difference(pair: PairedOutcomes, seeds: Sequence[int] | np.ndarray, rows: np.ndarray | slice) -> float:
+    first = _mean_score(pair.task, [pair.first[index] for index in seeds], rows, pair.metric)
+    second = _mean_score(pair.task, [pair.second[index] for index in seeds], rows, pair.metric)
     return second - first if first is not None and second is not None else float("nan")
 
 
-def _percentiles(draws: Sequence[float] | np.ndarray) -> tuple[float, float]:
-    low, high = np.percentile(draws, [2.5, 97.5])
+def _percentiles(values: Sequence[float] | np.ndarray) -> tuple[float, float]:
+    low, high = np.percentile(values, [2.5, 97.5])
     return float(low), float(high)

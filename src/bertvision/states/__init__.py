@@ -1,4 +1,4 @@
-"""Batches of hidden states (B, L, T, W), wherever they come from."""
+"""Batches of hidden states (B, L, T, W): in memory, computed by an encoder, or read from a store."""
 
 from bertvision.states.batch_plan import BatchPlan
 from bertvision.states.computed import ComputedStates

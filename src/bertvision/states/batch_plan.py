@@ -1,12 +1,12 @@
-"""Which rows form which batch."""
+"""The division of rows into batches."""
 
 import numpy as np
 
-POOL = 50  # batches that are sorted by length together: enough to bucket, few enough to stay random
+POOL = 50  # batches whose rows are sorted by length together: little padding, but still a random order
 
 
 class BatchPlan:
-    """Rows as batches, bucketed by length. It depends on lengths, seed and the epoch's number alone."""
+    """Batches of rows of similar length. They depend only on lengths, seed and the number of the epoch."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class BatchPlan:
         self._fixed = None if seed is not None else self._by_length(budget)
 
     def __len__(self) -> int:
-        """Batches in an epoch."""
+        """Return the number of batches of an epoch."""
         return len(self._fixed) if self._fixed is not None else -(-len(self.chosen) // self.batch_size)
 
     def __call__(self, number: int) -> list[np.ndarray]:
@@ -51,7 +51,7 @@ class BatchPlan:
         return batches if self.block else [batches[i] for i in random.permutation(len(batches))]
 
     def _pools(self, random: np.random.Generator) -> list[np.ndarray]:
-        """Cut the rows into what is sorted together; with blocks, into whole ones."""
+        """Divide the rows into groups that are sorted together; with blocks, into groups of whole blocks."""
         rows, most = len(self.chosen), self.batch_size * POOL
         if not self.block:
             order = self.chosen[random.permutation(rows)]

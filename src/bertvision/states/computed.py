@@ -1,4 +1,4 @@
-"""Hidden states computed as they are asked for."""
+"""Hidden states computed by an encoder each time they are read."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -16,7 +16,7 @@ from bertvision.types import Batch, StateView
 
 
 class ComputedStates:
-    """Run the frozen backbone over batches of tokens, each time they are read."""
+    """The hidden states of a frozen encoder, computed each time they are read."""
 
     def __init__(
         self,
@@ -27,7 +27,15 @@ class ComputedStates:
         pool: Callable[[Tensor], Tensor] | None = None,
         device: torch.device | None = None,
     ):
-        """`encoder`: tokens, attention mask and text ids -> states; `pool`: last layer -> BERT's pooled [CLS]."""
+        """Prepare to read; nothing is computed yet.
+
+        Args:
+            encoder: an `Encoder`, or an object with its `forward`, `packed` and `num_layers`.
+            tokens: the tokens, in the order in which states are read.
+            view: the hidden states to compute.
+            pool: computes the pooler output (B, W) from the last layer (B, T, W), if the view holds it.
+            device: where the encoder is; the CPU by default.
+        """
         self.encoder = encoder
         self.tokens = tokens
         self.view = view
@@ -40,11 +48,11 @@ class ComputedStates:
 
     @property
     def plan(self) -> BatchPlan:
-        """The order of its tokens."""
+        """The order of the rows."""
         return self.tokens.plan
 
     def over(self, tokens: TokenBatches) -> "ComputedStates":
-        """Return the same states in the order of `tokens`."""
+        """Return the same hidden states in the order of `tokens`."""
         return ComputedStates(self.encoder, tokens, self.view, pool=self.pool, device=self.device)
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
@@ -60,17 +68,17 @@ class ComputedStates:
             yield from map_two_at_a_time(self._states, batches)
 
     def _states(self, rows: np.ndarray) -> Batch:
-        """Read one batch. Not in `read`: a yield inside no_grad would switch off the caller's gradients."""
+        """Compute one batch. Not inside `read`, since a yield in no_grad disables the caller's gradients."""
         batch = self.tokens.collate(rows).to(self.device)
-        with torch.no_grad():  # not inference_mode: a head must back-propagate from these
-            hidden = self._look(batch)
+        with torch.no_grad():  # not inference_mode, since heads are trained on the result
+            hidden = self._encode(batch)
         if not self.view.first_token_only:
             return replace(batch, inputs=hidden)
         text_ids = None if batch.text_ids is None else batch.text_ids[:, :1]
         return replace(batch, inputs=hidden, attention_mask=batch.attention_mask[:, :1], text_ids=text_ids)
 
-    def _look(self, batch: Batch) -> Tensor:
-        """Compute the states that the view is of."""
+    def _encode(self, batch: Batch) -> Tensor:
+        """Return the hidden states of the view."""
         view, cross_layers = self.view, self.view.cross_layers
         if view.pooler_output:  # it is computed from the last layer, which the view need not hold
             cross_layers = tuple(sorted({*cross_layers, self.encoder.num_layers - 1}))

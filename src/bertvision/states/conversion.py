@@ -1,4 +1,4 @@
-"""Make a smaller store of a store, without the backbone."""
+"""Convert a store to another number type or a smaller view, without the encoder."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -14,21 +14,21 @@ from bertvision.types import StateView
 
 
 def convert(source: Store, path: Path, *, type: str = "", view: StateView | None = None) -> Store:
-    """Write the states of `source` in another number type, or fewer of them."""
+    """Write the hidden states of `source` in another number type, or a part of them."""
     view = view or source.view
     if missing := source.lacks({}, view):
-        raise BertVisionError(f"The store at {source.path} cannot become that: {missing}.")
+        raise BertVisionError(f"The store at {source.path} cannot be converted: {missing}.")
     if Path(path).resolve() == source.path.resolve():
         raise BertVisionError("A store cannot be converted in place. Name another directory.")
-    known = source.known
-    lengths = np.ones_like(known.lengths) if view.first_token_only else known.lengths
-    # The plan is not used: the writer asks for the rows of each shard.
-    read = StoredStates(source, BatchPlan(known.lengths, 1), view)
+    row_table = source.row_table
+    lengths = np.ones_like(row_table.lengths) if view.first_token_only else row_table.lengths
+    # The plan is not used, since the writer asks for the rows of each shard.
+    states = StoredStates(source, BatchPlan(row_table.lengths, 1), view)
     identity = {key: value for key, value in source.identity.items() if key != "pooler" or view.pooler_output}
     return write(
         path,
-        read,
-        replace(known, lengths=lengths),
+        states,
+        replace(row_table, lengths=lengths),
         identity,
         width=source.layout.width,
         type=type or source.layout.type,

@@ -1,4 +1,4 @@
-"""Number types of stored states: encode and decode, in torch, on whatever device the states are.
+"""Number formats of stored states, encoded and decoded with torch on the device of the states.
 
 A state is W numbers: one token in one layer. Encoded, it is one or two parts, each of a fixed width, so that the size
 of every row is known before anything is computed.
@@ -26,7 +26,7 @@ class FormatPart:
 
 @dataclass(frozen=True)
 class Format:
-    """How states become bytes and come back."""
+    """Encoding and decoding of a number format."""
 
     parts: tuple[FormatPart, ...]
     encode: Callable[[Tensor], tuple[Tensor, ...]]
@@ -36,7 +36,7 @@ class Format:
     summary: str
 
     def state_bytes(self, width: int) -> int:
-        """Bytes of one token in one layer."""
+        """Return the bytes of one token in one layer."""
         return sum(part.width(width) * part.dtype.itemsize for part in self.parts)
 
 
@@ -46,7 +46,7 @@ def _plain(dtype: torch.dtype, summary: str) -> Format:
         if not torch.isfinite(found).all():
             raise BertVisionError(
                 f"A hidden state is too large for {str(dtype).removeprefix('torch.')}, or not a number: the largest is "
-                f"{x.abs().max():g}. Use bfloat16, int8 or float32 if the backbone is sound."
+                f"{x.abs().max():g}. Use bfloat16, int8 or float32, unless the encoder is damaged."
             )
         return (found,)
 
@@ -58,12 +58,12 @@ def _plain(dtype: torch.dtype, summary: str) -> Format:
 
 def _require_finite(scale: Tensor) -> None:
     if not torch.isfinite(scale).all():
-        raise BertVisionError("A hidden state is not a number, or too large to store. Is the backbone sound?")
+        raise BertVisionError("A hidden state is not a number, or too large to store. The encoder may be damaged.")
 
 
 def _encode_int8(x: Tensor) -> tuple[Tensor, ...]:
     scale = x.abs().amax(dim=-1, keepdim=True) / 127
-    _require_finite(scale * 127)  # what the largest comes back as
+    _require_finite(scale * 127)  # the largest value after decoding
     codes = torch.round(x / scale.masked_fill(scale == 0, 1)).clamp_(-127, 127)
     return scale, codes.to(torch.int8)
 
@@ -80,7 +80,7 @@ def _groups(width: int) -> int:
 def _encode_int4(x: Tensor) -> tuple[Tensor, ...]:
     groups = _groups(x.shape[-1])
     x = functional.pad(x, (0, groups * GROUP - x.shape[-1])).unflatten(-1, (groups, GROUP))
-    # The value of largest magnitude becomes -8 exactly, whatever its sign: sixteen steps instead of fifteen.
+    # The value of largest magnitude is mapped to -8, so that all sixteen codes are used.
     largest = x.gather(-1, x.abs().argmax(dim=-1, keepdim=True)) / -8
     scale = largest.to(torch.float16)
     _require_finite(scale)

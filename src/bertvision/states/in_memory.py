@@ -15,7 +15,7 @@ from bertvision.types import Batch, StateView
 
 
 class StateSource(Protocol):
-    """Anything that gives the hidden states of the rows it is asked for: a backbone at work, or a store."""
+    """A source of hidden states by row: an encoder or a store."""
 
     view: StateView
     rows: int
@@ -26,12 +26,12 @@ class StateSource(Protocol):
 
 
 class InMemoryStates:
-    """The states of every row, without padding; batches are cut from them."""
+    """The hidden states of all rows, held in memory without padding."""
 
-    def __init__(self, states: list[Tensor], known: RowTable, plan: BatchPlan):
-        """`states`: one (L, T, W) for each row."""
+    def __init__(self, states: list[Tensor], row_table: RowTable, plan: BatchPlan):
+        """`states`: (L, T, W) of each row."""
         self.states = states
-        self.known = known
+        self.row_table = row_table
         self.plan = plan
         self.rows = len(states)
 
@@ -48,25 +48,25 @@ class InMemoryStates:
             chosen = [self.states[row] for row in rows]
             lengths = np.array([state.shape[1] for state in chosen])
             layers, _, width = chosen[0].shape
-            second_text_starts = self.known.second_text_starts
+            second_text_starts = self.row_table.second_text_starts
             attention_mask, text_ids = build_masks(
                 lengths, None if second_text_starts is None else second_text_starts[rows]
             )
             hidden = torch.empty(len(chosen), layers, attention_mask.shape[1], width, dtype=chosen[0].dtype)
-            for here, state in zip(hidden, chosen, strict=True):
-                here[:, : state.shape[1]] = state
-                here[:, state.shape[1] :] = 0
-            labels = torch.from_numpy(self.known.labels[rows])
+            for target, state in zip(hidden, chosen, strict=True):
+                target[:, : state.shape[1]] = state
+                target[:, state.shape[1] :] = 0
+            labels = torch.from_numpy(self.row_table.labels[rows])
             yield Batch(rows=rows, inputs=hidden, attention_mask=attention_mask, labels=labels, text_ids=text_ids)
 
 
 def read_into_memory(
     source: StateSource, plan: BatchPlan, label: str = "read states", dtype: torch.dtype = torch.float32
 ) -> list[Tensor]:
-    """Read every row once. -> one (L, T, W) for each"""
+    """Read every row once; return (L, T, W) of each."""
     states: dict[int, Tensor] = {}
     with bar(label, total=source.rows) as advance:
-        # The same batches each time, so that a resumed run computes the same states to the last bit.
+        # Always the same batches, so that a resumed run computes bitwise equal states.
         for batch in source.read(plan(0)):
             hidden, lengths = batch.inputs, batch.attention_mask.sum(dim=1).tolist()
             assert isinstance(hidden, Tensor)
@@ -77,6 +77,6 @@ def read_into_memory(
 
 
 def size(lengths: np.ndarray, view: StateView, width: int, dtype: torch.dtype) -> int:
-    """Bytes that the states of a split take in memory."""
+    """Return the bytes that the hidden states of a split take in memory."""
     tokens = len(lengths) if view.first_token_only else int(lengths.sum())
     return tokens * view.num_channels * width * dtype.itemsize

@@ -1,9 +1,9 @@
-"""What a store looks like on disk. docs/store-format.md describes every byte.
+"""The format of a store on disk. docs/store-format.md specifies it completely.
 
 <store>/
-    rows.safetensors        lengths, labels and ids of all rows; of pairs, where the second text begins
-    00000.states, ...       shards: rows end to end, then a CRC-32 of each
-    manifest.json           what the states are, and a checksum of everything; written last
+    rows.safetensors        lengths, labels and ids of all rows; for pairs, the starts of second texts
+    00000.states, ...       shards: rows, then the CRC-32 of each row
+    manifest.json           the identity of the states and all checksums; written last
     unfinished.json         instead of the manifest while the store is being written
 """
 
@@ -31,17 +31,17 @@ MANIFEST, UNFINISHED, ROWS = "manifest.json", "unfinished.json", "rows.safetenso
 
 @dataclass(frozen=True, kw_only=True)
 class RowTable:
-    """What is known of every row before a state is computed."""
+    """Lengths, labels and ids of the rows of a store."""
 
     lengths: np.ndarray
-    """Tokens stored of each row. (N,)"""
+    """The number of stored tokens of each row. (N,)"""
     labels: np.ndarray
     ids: list[str]
     second_text_starts: np.ndarray | None = None
     """(N,) the position of the first token of each pair's second text. None if the rows are single texts."""
 
     def to_bytes(self) -> bytes:
-        """Return a safetensors file, the same each time."""
+        """Return the bytes of a safetensors file. They are deterministic."""
         ids = np.frombuffer(json.dumps(self.ids, ensure_ascii=False).encode(), dtype=np.uint8)
         arrays = {"lengths": self.lengths.astype(np.int64), "labels": self.labels, "ids": ids}
         if self.second_text_starts is not None:
@@ -50,16 +50,16 @@ class RowTable:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "RowTable":
-        """Read what `to_bytes` gave."""
-        found = {name: tensor.numpy() for name, tensor in load(data).items()}
-        ids = json.loads(found["ids"].tobytes())
-        starts = found.get("seconds")
-        return cls(lengths=found["lengths"], labels=found["labels"], ids=ids, second_text_starts=starts)
+        """Read the bytes that `to_bytes` returned."""
+        arrays = {name: tensor.numpy() for name, tensor in load(data).items()}
+        ids = json.loads(arrays["ids"].tobytes())
+        starts = arrays.get("seconds")
+        return cls(lengths=arrays["lengths"], labels=arrays["labels"], ids=ids, second_text_starts=starts)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Where every byte of a store lies; nothing in it depends on the states' values."""
+    """The position of every row in a store. It does not depend on the values of the states."""
 
     type: str
     view: StateView
@@ -67,16 +67,16 @@ class Layout:
     lengths: np.ndarray
     shard: int = SHARD
     starts: np.ndarray = field(init=False)
-    """First byte of each row within its shard. (N,)"""
+    """The first byte of each row within its shard. (N,)"""
     sizes: np.ndarray = field(init=False)
-    """Bytes of each row, with its share of alignment. (N,)"""
+    """The bytes of each row, alignment included. (N,)"""
     bounds: list[tuple[int, int]] = field(init=False)
-    """First row of each shard, and the one after its last."""
+    """The first row of each shard, and the one after its last."""
 
     def __post_init__(self) -> None:
         sizes = -(-self.lengths * self.view.num_channels * self.format.state_bytes(self.width) // ALIGN) * ALIGN
         ends = np.cumsum(sizes)
-        # Any two neighbours together are larger than this, or they would be one: half of it would make twice as many.
+        # Two neighbouring shards together are larger than the target, so half the target could give twice as many.
         target = max(self.shard, -(-2 * int(ends[-1]) // MOST_SHARDS))
         bounds, first = [], 0
         while first < len(sizes):
@@ -90,21 +90,21 @@ class Layout:
 
     @property
     def format(self) -> Format:
-        """How a state becomes bytes."""
+        """The number format of the states."""
         return lookup(FORMATS, self.type, "type of stored states")
 
     def shard_bytes(self, number: int) -> int:
-        """Size of a shard's file."""
+        """Return the bytes of a shard's file."""
         first, last = self.bounds[number]
         return int(self.sizes[first:last].sum()) + 4 * (last - first)
 
     @property
     def bytes(self) -> int:
-        """Size of all shards."""
+        """The bytes of all shards."""
         return int(self.sizes.sum()) + 4 * len(self.sizes)
 
     def describe(self) -> dict[str, Any]:
-        """Return plain JSON."""
+        """Return the layout as JSON values."""
         return {
             "type": self.type,
             **view_to_manifest(self.view),
@@ -144,22 +144,22 @@ def view_from_manifest(layout: Mapping[str, Any], num_layers: int = 0) -> StateV
 
 
 def shard_name(number: int) -> str:
-    """Name a shard's file."""
+    """Return the file name of a shard."""
     return f"{number:05}.states"
 
 
 def canonical(value: Any) -> bytes:
-    """Write JSON in the one way that a manifest is written."""
+    """Return JSON in the format of manifests."""
     return (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode()
 
 
 def seal(manifest: dict[str, Any]) -> bytes:
-    """Return a manifest with its own checksum."""
+    """Return the bytes of a manifest, with its own checksum added."""
     return canonical(manifest | {"checksum": hashlib.sha256(canonical(manifest)).hexdigest()})
 
 
 def differences(asked: Mapping[str, Any], found: Mapping[str, Any]) -> str:
-    """Word what differs, or return nothing."""
+    """Return a description of the differences, empty if there are none."""
     keys = [key for key in asked if asked[key] != found.get(key)]
     return "; ".join(f"{key} is {short(found.get(key))} instead of {short(asked[key])}" for key in keys)
 
@@ -173,21 +173,21 @@ def short(value: Any) -> str:
 
 
 def is_store(path: Path) -> bool:
-    """Whether a finished store is there."""
+    """Return whether `path` is a finished store."""
     return _is_own(path, MANIFEST)
 
 
 def is_unfinished(path: Path) -> bool:
-    """Whether an unfinished store is there."""
+    """Return whether `path` is an unfinished store."""
     return _is_own(path, UNFINISHED)
 
 
 def _is_own(path: Path, name: str) -> bool:
-    """Whether a file is a store's, damaged or not: others call theirs manifest.json too."""
+    """Return whether a file belongs to a store, damaged or not. Other programs also write a manifest.json."""
     file = Path(path) / name
     return file.is_file() and (file.with_name(ROWS).is_file() or NAME.encode() in file.read_bytes())
 
 
 def leftovers(path: Path) -> list[Path]:
-    """Return the temporary files of a writer that was killed."""
+    """Return the temporary files of interrupted writers."""
     return [file for name in (MANIFEST, UNFINISHED, ROWS, "*.states") for file in path.glob(f".{name}.*.tmp")]

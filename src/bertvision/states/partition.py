@@ -1,4 +1,4 @@
-"""The part of the batches that one of several processes works on."""
+"""The share of the batches of one of several processes."""
 
 from collections.abc import Iterator
 
@@ -35,12 +35,12 @@ class ProcessPartition:
         return len(self.source)
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
-        """Yield this process's part of epoch `number` from batch `start` on."""
+        """Yield the share of this process of epoch `number` from batch `start` on."""
         batches = self.plan(number)[start:]
-        mine = batches[self.rank :: self.of] if self.whole else [rows[self.rank :: self.of] for rows in batches]
-        found = self.read([rows for rows in mine if len(rows)])
-        for rows in mine:
-            yield next(found) if len(rows) else NOTHING
+        own = batches[self.rank :: self.of] if self.whole else [rows[self.rank :: self.of] for rows in batches]
+        loaded = self.read([rows for rows in own if len(rows)])
+        for rows in own:
+            yield next(loaded) if len(rows) else NOTHING
 
     def read(self, batches: list[np.ndarray]) -> Iterator[Batch]:
         """Yield these rows, batch by batch."""
@@ -48,7 +48,7 @@ class ProcessPartition:
 
 
 def partition(batches: Batches, *, whole: bool = False) -> Batches:
-    """Return this process's part; all of them if it is alone."""
+    """Return the share of this process; all batches if there is only one process."""
     return (
         batches
         if distributed.num_processes() == 1

@@ -1,4 +1,4 @@
-"""Where the states of a split come from: memory, the backbone at work, or a store."""
+"""Open the hidden states of a split: in memory, computed in every epoch, or from a store."""
 
 import logging
 import os
@@ -44,44 +44,48 @@ MODES = {
 
 @dataclass(frozen=True, kw_only=True)
 class StateRequest:
-    """A split's states: how they are computed, where a store of them would be, and what it must be of."""
+    """The hidden states of a split: how to compute them, and the path and identity of a store of them."""
 
     source: ComputedStates
-    """In the fixed order in which they are computed."""
+    """Computes the hidden states, in a fixed order of rows."""
     rows: RowTable
     width: int
-    place: Path
+    path: Path
+    """The directory of the store."""
     identity: Mapping[str, Any]
     type: str
     shard: int = SHARD
-    """Bytes, about, that are written as one."""
+    """The approximate size of a shard in bytes."""
     epochs: float
-    """How often they will be read."""
+    """How many times the hidden states will be read."""
 
     def found(self) -> Store | None:
-        """Open a finished store that has these states, and perhaps more; the place itself must, if it is one."""
+        """Open a finished store that holds these hidden states, at `path` or beside it.
+
+        A store at `path` with other hidden states is an error.
+        """
         num_layers = self.source.view.num_layers
-        if is_store(self.place):
-            return Store(self.place, num_layers).require(self.identity, self.source.view)
-        beside = sorted(path.parent for path in self.place.parent.glob(f"*/{MANIFEST}") if is_store(path.parent))
+        if is_store(self.path):
+            return Store(self.path, num_layers).require(self.identity, self.source.view)
+        beside = sorted(path.parent for path in self.path.parent.glob(f"*/{MANIFEST}") if is_store(path.parent))
         stores = [
             store for path in beside if not (store := Store(path, num_layers)).lacks(self.identity, self.source.view)
         ]
-        exact = list(FORMATS)  # from exact to coarse: a coarser type than asked for is another answer
+        exact = list(FORMATS)  # from exact to coarse; a coarser type than requested would change results
         stores = [store for store in stores if exact.index(store.layout.type) <= exact.index(self.type)]
         return max(stores, key=lambda store: exact.index(store.layout.type), default=None)
 
     def layout(self) -> Layout:
-        """Plan the store."""
+        """Return the layout of the store."""
         return Layout(
             type=self.type, view=self.source.view, width=self.width, lengths=self.rows.lengths, shard=self.shard
         )
 
     def store(self, spread: Callable[[list[int]], object] | None = None) -> Store:
-        """Open the store; write it first, or what is missing of it: here, or wherever `spread` sees to it."""
+        """Open the store after writing what is missing, in this process or by calling `spread` with the shards."""
         plan = self.source.tokens.plan
         return write(
-            self.place,
+            self.path,
             self.source,
             self.rows,
             self.identity,
@@ -95,9 +99,9 @@ class StateRequest:
         )
 
     def write_shards(self, numbers: list[int]) -> None:
-        """Write shards of a store that was begun elsewhere."""
+        """Write shards of a store that another process has begun."""
         plan = self.source.tokens.plan
-        write_shards(self.place, self.layout(), numbers, self.source, plan.batch_size, plan.budget)
+        write_shards(self.path, self.layout(), numbers, self.source, plan.batch_size, plan.budget)
 
 
 def open_states(
@@ -106,7 +110,7 @@ def open_states(
     tokens: TokenBatches,
     dtype: torch.dtype = torch.float32,
 ) -> Batches:
-    """Return the states in the order of `tokens`, from wherever `mode` says; `dtype`: what will do for their reader."""
+    """Return the hidden states in the order of `tokens`, from the source that `mode` (see MODES) names."""
     lookup(MODES, mode, "source of states")
     source, device = wanted.source, wanted.source.device
     needed = size(wanted.rows.lengths, source.view, wanted.width, dtype)
@@ -121,27 +125,29 @@ def open_states(
     if store is None:
         if mode == "memory" or (mode == "auto" and few):
             return InMemoryStates(read_into_memory(source, source.tokens.plan, dtype=dtype), wanted.rows, tokens.plan)
-        if mode == "stream" or (mode == "auto" and not distributed.broadcast_decision(_pays(wanted, tokens.plan))):
+        if mode == "stream" or (
+            mode == "auto" and not distributed.broadcast_decision(_storing_is_faster(wanted, tokens.plan))
+        ):
             return source.over(tokens)
         store = wanted.store()
     stored = StoredStates(store, tokens.plan, source.view, dtype=dtype, device=device)
-    if mode == "store" or not few:  # who asks for a store may be short of memory
+    if mode == "store" or not few:  # a store may have been requested because memory is short
         return stored
-    return InMemoryStates(read_into_memory(stored, source.tokens.plan, dtype=dtype), store.known, tokens.plan)
+    return InMemoryStates(read_into_memory(stored, source.tokens.plan, dtype=dtype), store.row_table, tokens.plan)
 
 
-def _pays(wanted: StateRequest, plan: BatchPlan) -> bool:
-    """Measure both ways for a few seconds; say which is chosen and why."""
+def _storing_is_faster(wanted: StateRequest, plan: BatchPlan) -> bool:
+    """Measure computing and reading for a few seconds; log which is chosen and why."""
     layout = wanted.layout()
     gigabytes = f"{layout.bytes / 1e9:.1f} GB"
-    there = next(folder for folder in (wanted.place, *wanted.place.parents) if folder.is_dir())
-    if shutil.disk_usage(there).free < 1.05 * layout.bytes:
+    directory = next(folder for folder in (wanted.path, *wanted.path.parents) if folder.is_dir())
+    if shutil.disk_usage(directory).free < 1.05 * layout.bytes:
         logger.info(f"Streaming the states: a store of them would take {gigabytes}, and the disk has less free.")
         return False
     try:
-        streaming, reading = measure(wanted, plan, there)
+        streaming, reading = measure(wanted, plan, directory)
     except OSError as error:
-        raise write_error(there, error) from error
+        raise write_error(directory, error) from error
     rows, epochs = wanted.rows.lengths.size, wanted.epochs
     streamed, stored = epochs * rows / streaming, rows / streaming + epochs * rows / reading
     better = stored < streamed
@@ -149,13 +155,13 @@ def _pays(wanted: StateRequest, plan: BatchPlan) -> bool:
         f"{'Storing' if better else 'Streaming'} the states: {epochs:g} epochs take about {_clock(stored)} with a "
         f"store of {gigabytes} ({wanted.type}, {reading:,.0f} examples/s), {_clock(streamed)} computed each time "
         f"({streaming:,.0f} examples/s)."
-        + (f" The store stays at {wanted.place} until `bertvision store remove` deletes it." if better else "")
+        + (f" The store stays at {wanted.path} until `bertvision store remove` deletes it." if better else "")
     )
     return better
 
 
-def measure(wanted: StateRequest, plan: BatchPlan, there: Path) -> tuple[float, float]:
-    """Return examples/s computed, and examples/s read from a small real store on a cold disk."""
+def measure(wanted: StateRequest, plan: BatchPlan, directory: Path) -> tuple[float, float]:
+    """Return examples/s computed, and examples/s read from a small store that is not in the page cache."""
     batches, began, held = [], 0.0, 0
     for batch in wanted.source.read(plan(0)):
         batch = batch.to(torch.device("cpu"))
@@ -168,10 +174,10 @@ def measure(wanted: StateRequest, plan: BatchPlan, there: Path) -> tuple[float, 
             break
     seconds = max(time.perf_counter() - began, 1e-9)
     streaming = sum(len(batch.rows) for batch in batches[1:] or batches) / seconds
-    sample = _Sample(batches)
+    sample = _RenumberedBatches(batches)
     lengths = np.concatenate([batch.attention_mask.sum(dim=1).cpu().numpy() for batch in batches])
     rows = RowTable(lengths=lengths, labels=np.zeros(len(lengths)), ids=[str(i) for i in range(len(lengths))])
-    with tempfile.TemporaryDirectory(dir=there, prefix=".trial-") as folder:
+    with tempfile.TemporaryDirectory(dir=directory, prefix=".trial-") as folder:
         one = 2**60  # shard: the sample does not look at which rows are asked for
         store = write(Path(folder) / "store", sample, rows, {}, width=wanted.width, type=wanted.type, shard=one)
         drop_cache(store.path)
@@ -183,8 +189,8 @@ def measure(wanted: StateRequest, plan: BatchPlan, there: Path) -> tuple[float, 
     return streaming, reading
 
 
-class _Sample:
-    """A few batches, numbered anew."""
+class _RenumberedBatches:
+    """A few batches as a source with rows 0, 1, ..."""
 
     def __init__(self, batches: list[Batch]):
         edges = np.cumsum([0, *(len(batch.rows) for batch in batches)])
@@ -195,12 +201,12 @@ class _Sample:
         self.view = StateView(cross_layers=tuple(range(hidden.shape[1])))
 
     def read(self, batches: Iterable[np.ndarray]) -> Iterator[Batch]:
-        """Yield what is there; the order asked for does not matter to a trial."""
+        """Yield the batches; a measurement does not depend on their order."""
         yield from self.batches
 
 
 def drop_cache(path: Path) -> None:
-    """Make the operating system forget what it has read of a store."""
+    """Remove a store's files from the page cache."""
     for file in path.iterdir():
         with open(file, "rb") as handle:
             os.fsync(handle.fileno())
@@ -213,7 +219,7 @@ def _clock(seconds: float) -> str:
 
 
 def _free_memory() -> int:
-    """Bytes a process may still take."""
+    """Return the available memory in bytes."""
     import psutil
 
     return int(psutil.virtual_memory().available)

@@ -1,4 +1,4 @@
-"""A finished store of hidden states: read, checked, found and removed."""
+"""Read, verify, find and remove finished stores of hidden states."""
 
 import hashlib
 import json
@@ -46,7 +46,7 @@ class _OpenShard(NamedTuple):
 
 
 class Store:
-    """A finished store, open for reading; several threads and processes may read it at once."""
+    """A finished store, open for reading, also by several threads and processes at once."""
 
     def __init__(self, path: Path, num_layers: int = 0):
         """`num_layers`: layers of the encoder, where known; see `view_from_manifest`."""
@@ -56,18 +56,18 @@ class Store:
             layout = self.manifest["layout"]
             self.identity: dict[str, Any] = self.manifest["identity"]
             self.view = view_from_manifest(layout, num_layers)
-            self.known = self._read_rows()
+            self.row_table = self._read_rows()
             self.layout = Layout(
                 type=layout["type"],
                 view=self.view,
                 width=layout["width"],
-                lengths=self.known.lengths,
+                lengths=self.row_table.lengths,
                 shard=layout["shard"],
             )
             self.checks = [shard["sha256"] for shard in self.manifest["shards"]]
         except (KeyError, TypeError) as error:
             raise self._error(f"its manifest lacks {error}") from error
-        self.rows = len(self.known.ids)
+        self.rows = len(self.row_table.ids)
         self._shards: dict[int, _OpenShard] = {}
         self._shard_of = np.repeat(np.arange(len(self.layout.bounds)), [b - a for a, b in self.layout.bounds])
         self._checked = np.zeros(self.rows, dtype=bool)
@@ -116,7 +116,7 @@ class Store:
             raise self._error(f"{ROWS} is damaged ({error})") from error
 
     def lacks(self, identity: Mapping[str, Any], view: StateView) -> str:
-        """Say why this store cannot serve these states, or nothing if it can."""
+        """Return why this store does not hold these hidden states; empty if it does."""
         wrong = [text] if (text := differences(identity, self.identity)) else []
         for encoding, stored, asked in (
             ("bi", self.view.bi_layers, view.bi_layers),
@@ -132,15 +132,16 @@ class Store:
         return "; ".join(wrong)
 
     def require(self, identity: Mapping[str, Any], view: StateView) -> "Store":
-        """Refuse to serve states of anything but what is asked for."""
+        """Return the store; raise an error if it does not hold these hidden states."""
         if wrong := self.lacks(identity, view):
             raise BertVisionError(
-                f"The store at {self.path} holds other states than asked for: {wrong}. Extract again, or name another."
+                f"The store at {self.path} holds other states than asked for: {wrong}. Extract them again, or use "
+                "another store."
             )
         return self
 
     def _open(self, number: int) -> "_OpenShard":
-        """Map a shard once, and check the CRCs of its rows against the manifest."""
+        """Return a shard; the first time, map it and verify its table of CRCs."""
         with self._lock:
             if number not in self._shards:
                 self._shards[number] = self._open_anew(number)
@@ -163,12 +164,12 @@ class Store:
         if hashlib.sha256(table).hexdigest() != self.checks[number]:
             os.close(file)
             raise self._error(f"the checksums at the end of shard {name} are damaged")
-        # Copy on write, and nobody writes: torch refuses memory that could not be written.
+        # Copy on write, since torch does not accept read-only memory. Nothing is written.
         mapped = torch.frombuffer(mmap.mmap(file, expected, access=mmap.ACCESS_COPY), dtype=torch.uint8)
         return _OpenShard(file, mapped, np.frombuffer(table, dtype="<u4"))
 
     def close(self) -> None:
-        """Give the files back; what is read later opens them again."""
+        """Close the files. Later reads open them again."""
         while self._shards:
             os.close(self._shards.popitem()[1].file)
 
@@ -177,7 +178,7 @@ class Store:
             self.close()
 
     def advise(self, rows: np.ndarray) -> None:
-        """Let the disk begin to fetch these rows."""
+        """Advise the kernel to prefetch these rows."""
         if not hasattr(os, "posix_fadvise"):  # macOS
             return
         rows = np.sort(rows)
@@ -189,7 +190,7 @@ class Store:
             os.posix_fadvise(file, start, end - start, os.POSIX_FADV_WILLNEED)
 
     def bytes_of(self, rows: np.ndarray) -> list[Tensor]:
-        """Return each row as stored, in mapped memory; check it the first time: it is the disk that may fail."""
+        """Return the bytes of each row in mapped memory. A row is verified the first time it is read."""
         found = []
         for row in rows.tolist():
             number, start = int(self._shard_of[row]), int(self.layout.starts[row])
@@ -197,18 +198,18 @@ class Store:
             data = shard.mapped[start : start + int(self.layout.sizes[row])]
             if not self._checked[row]:
                 if zlib_ng.crc32(data.numpy().data) != shard.crcs[row - self.layout.bounds[number][0]]:
-                    raise self._error(f"row {row} ({self.known.ids[row]}) in shard {shard_name(number)} is damaged")
+                    raise self._error(f"row {row} ({self.row_table.ids[row]}) in shard {shard_name(number)} is damaged")
                 self._checked[row] = True
             found.append(data)
         return found
 
     def decode(self, rows: np.ndarray, data: Sequence[Tensor], view: StateView, hidden: Tensor) -> None:
-        """Fill `hidden` (B, L, T, W) with the states that `bytes_of` returned, and padding."""
-        lengths = self.known.lengths[rows].tolist()
+        """Decode the bytes that `bytes_of` returned into `hidden` (B, L, T, W), with zeros as padding."""
+        lengths = self.row_table.lengths[rows].tolist()
         channels, width, form = self.view.num_channels, self.layout.width, self.layout.format
         positions = self.view.positions(view)
         longest = hidden.shape[2]
-        # Row by row: what is decoded stays in the cache until it is rounded.
+        # Row by row, so that decoded states are still in the CPU cache when they are rounded.
         exact = None if hidden.dtype == torch.float32 else torch.empty(hidden.shape[1:], device=hidden.device)
         for here, row, tokens in zip(hidden, data, lengths, strict=True):
             parts, at, seen = [], 0, min(tokens, longest)
@@ -224,7 +225,7 @@ class Store:
             here[:, seen:] = 0
 
     def verify(self) -> Iterator[tuple[int, list[str]]]:
-        """Read everything; yield the rows looked at, and what is wrong with them."""
+        """Verify all rows; yield numbers of verified rows with the errors in them."""
         self._checked[:] = False
         for number, (first, last) in enumerate(self.layout.bounds):
             wrong = []
@@ -258,7 +259,7 @@ def remove_store(path: Path) -> int:
         try:
             own = [file for file in own if file.is_file()]
             freed = sum(file.stat().st_size for file in own)
-            for file in own:  # the manifest first: half a store must not look whole
+            for file in own:  # the manifest first, so that the rest does not look like a finished store
                 file.unlink()
             if not any(path.iterdir()):
                 path.rmdir()

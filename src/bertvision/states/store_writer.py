@@ -1,4 +1,4 @@
-"""Write a store beside the computation that feeds it, so that a kill costs one shard and a full disk nothing."""
+"""Write stores while the states are computed. An interrupted writer resumes after the last complete shard."""
 
 import hashlib
 import os
@@ -49,7 +49,7 @@ from bertvision.states.store import Store
 from bertvision.threads import thread_pool
 from bertvision.types import Batch
 
-WAITING = 2  # batches between the backbone and the disk: enough to overlap, few enough to bound memory
+WAITING = 2  # batches that wait to be written: computing and writing overlap, and memory is bounded
 
 
 def write(
@@ -67,7 +67,7 @@ def write(
     spread: Callable[[list[int]], object] | None = None,
     label: str = "write states",
 ) -> Store:
-    """Write the states of every row, or what is still missing of them; return the finished store.
+    """Write the missing shards of a store; return the finished store.
 
     A shard is the same whoever computes it. `shared`: processes that work together write it, each every so many
     shards. `spread`: has `write_shards` called elsewhere for the shards it is given, and returns when they are there.
@@ -77,18 +77,18 @@ def write(
     if not rows.ids:
         raise BertVisionError(f"There are no rows to store at {path}.")
     layout = Layout(type=type, view=source.view, width=width, lengths=rows.lengths, shard=shard)
-    known = rows.to_bytes()
-    header = _header(layout, rows, known, identity)
+    row_bytes = rows.to_bytes()
+    header = _header(layout, rows, row_bytes, identity)
     rank, of = (distributed.process_index(), distributed.num_processes()) if shared else (0, 1)
     with file_lock(path.absolute(), wait=False) if rank == 0 else nullcontext():
         try:
             if distributed.broadcast_decision(is_store(path)) if shared else is_store(path):
                 store = Store(path, layout.view.num_layers)
                 _require_same(path, "another store", store.manifest, header)
-                (path / UNFINISHED).unlink(missing_ok=True)  # killed between the last two steps
+                (path / UNFINISHED).unlink(missing_ok=True)  # left if the writer was killed between its last two steps
                 return store
             if rank == 0:
-                _begin(path, header, known)
+                _begin(path, header, row_bytes)
             _meet(of)
             numbers = range(rank, len(layout.bounds), of)
             missing = [number for number in numbers if not _is_written(path, layout, number)]
@@ -109,12 +109,12 @@ def write(
 
 
 def finish(path: Path, layout: Layout, header: dict[str, Any]) -> None:
-    """Write the manifest of a store whose shards are all there."""
+    """Write the manifest of a store whose shards are complete."""
     shards = [entry | {"sha256": _check(path, layout, number)} for number, entry in enumerate(header["shards"])]
     with atomic_write(path / MANIFEST) as file:
         file.write(seal(header | {"shards": shards}))
     (path / UNFINISHED).unlink()
-    for leftover in leftovers(path):  # of a machine that died
+    for leftover in leftovers(path):  # of other machines that were interrupted
         leftover.unlink(missing_ok=True)
 
 
@@ -123,8 +123,8 @@ def _meet(processes: int) -> None:
         distributed.barrier()
 
 
-def _header(layout: Layout, rows: RowTable, known: bytes, identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a manifest without what depends on the states."""
+def _header(layout: Layout, rows: RowTable, row_bytes: bytes, identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part of a manifest that does not depend on the states."""
     return {
         "format": NAME,
         "version": VERSION,
@@ -134,7 +134,7 @@ def _header(layout: Layout, rows: RowTable, known: bytes, identity: Mapping[str,
             "file": ROWS,
             "count": len(rows.ids),
             "tokens": int(rows.lengths.sum()),
-            "sha256": hashlib.sha256(known).hexdigest(),
+            "sha256": hashlib.sha256(row_bytes).hexdigest(),
         },
         "shards": [
             {"file": shard_name(number), "first": first, "rows": last - first, "bytes": layout.shard_bytes(number)}
@@ -143,8 +143,8 @@ def _header(layout: Layout, rows: RowTable, known: bytes, identity: Mapping[str,
     }
 
 
-def _begin(path: Path, header: dict[str, Any], known: bytes) -> None:
-    """Say on disk what is about to be written, or see that it is what was begun."""
+def _begin(path: Path, header: dict[str, Any], row_bytes: bytes) -> None:
+    """Write the header of a new store, or check that an unfinished store has the same header."""
     begun, old = (path / UNFINISHED).is_file(), leftovers(path)
     if begun:
         found = read_json(path / UNFINISHED, "beginning of a store")
@@ -155,9 +155,9 @@ def _begin(path: Path, header: dict[str, Any], known: bytes) -> None:
             raise BertVisionError(f"{path} is no store, and it is not empty ({strangers[0]}). Choose another place.")
     for leftover in old:
         leftover.unlink()
-    require_space(path, len(known), "The list of rows")
+    require_space(path, len(row_bytes), "The list of rows")
     with atomic_write(path / ROWS) as file:
-        file.write(known)
+        file.write(row_bytes)
     if not begun:
         with atomic_write(path / UNFINISHED) as file:
             file.write(canonical(header))
@@ -176,7 +176,7 @@ def _require_same(path: Path, what: str, found: Any, header: Mapping[str, Any]) 
 
 
 def _is_written(path: Path, layout: Layout, number: int) -> bool:
-    """Whether a shard is whole: it gets its name when it is, and a name alone is not believed."""
+    """Return whether a shard exists with its full size."""
     try:
         return (path / shard_name(number)).stat().st_size == layout.shard_bytes(number)
     except OSError:
@@ -200,7 +200,7 @@ def write_shards(
     budget: int,
     advance: Callable[[int], None] = lambda rows: None,
 ) -> None:
-    """Compute here, encode and write in the background."""
+    """Compute the states of shards in this thread; encode and write them in another."""
     waiting: deque[Future[None]] = deque()
     begun: list[_ShardWriter] = []
     try:
@@ -208,7 +208,7 @@ def write_shards(
             for number in missing:
                 begun = [shard for shard in begun if not shard.closed]
                 begun.append(shard := _ShardWriter(path, layout, number))
-                # Batches never cross a shard, so a shard is computed the same way whenever it is.
+                # Batches never span shards, so that a shard does not depend on which others are computed with it.
                 first, last = layout.bounds[number]
                 plan = BatchPlan(layout.lengths[first:last], batch_size, budget=budget)
                 for batch in source.read([rows + first for rows in plan(0)]):
@@ -219,13 +219,13 @@ def write_shards(
                 waiting.append(pool.submit(shard.finish))
             while waiting:
                 waiting.popleft().result()
-    finally:  # the pool has come to rest
+    finally:  # the thread pool is shut down here
         for shard in begun:
             shard.discard()
 
 
 class _ShardWriter:
-    """A shard that is being written, under a temporary name until it is whole."""
+    """Writes one shard under a temporary name, and renames it when it is complete."""
 
     def __init__(self, path: Path, layout: Layout, number: int):
         self.layout = layout
@@ -239,11 +239,11 @@ class _ShardWriter:
         self.closed = False
 
     def put(self, batch: Batch) -> None:
-        """Encode a batch and write its rows where they belong."""
+        """Encode a batch and write its rows at their positions."""
         hidden = batch.inputs
         assert isinstance(hidden, Tensor)
         encode = self.layout.format.encode
-        # On a CPU row by row: what one row needs stays in the cache, what a batch needs would be fresh memory.
+        # On a CPU row by row, which fits into the cache.
         whole = [part.cpu() for part in encode(hidden.float())] if hidden.device.type != "cpu" else []
         for i, row in enumerate(batch.rows.tolist()):
             tokens, data, at = int(self.layout.lengths[row]), np.zeros(self.layout.sizes[row], dtype=np.uint8), 0
@@ -257,8 +257,8 @@ class _ShardWriter:
             self.missing[row - self.first] = False
 
     def finish(self) -> None:
-        """Append the CRCs; sync, and give the file its name."""
-        if self.missing.any():  # mostly since an earlier `put` failed: its error is seen first
+        """Append the CRCs, sync, and rename the file."""
+        if self.missing.any():  # usually because an earlier `put` failed, whose error is raised first
             raise BertVisionError(f"{self.target} cannot be finished: {self.missing.sum()} of its rows were not given.")
         self._write(self.crcs.view(np.uint8), self.end)
         os.fsync(self.file)
@@ -266,7 +266,7 @@ class _ShardWriter:
         self._close()
 
     def discard(self) -> None:
-        """Leave nothing behind, if it was not finished."""
+        """Delete the temporary file of an unfinished shard."""
         if not self.closed:
             self._close()
             self.temporary.unlink(missing_ok=True)
@@ -277,6 +277,6 @@ class _ShardWriter:
 
     def _write(self, data: np.ndarray, at: int) -> None:
         view = data.data
-        while view:  # a disk that runs full may take a part
+        while view:  # a full disk may write a part only
             written = os.pwrite(self.file, view, at)
             view, at = view[written:], at + written

@@ -1,4 +1,4 @@
-"""Hidden states read from a store, ahead of the reader."""
+"""Hidden states read from a store, with prefetching."""
 
 import os
 import time
@@ -43,7 +43,7 @@ class StoredStates:
         self.rows = store.rows
         self.dtype = dtype
         self.device = device or torch.device("cpu")
-        self.threads = _spare(self.device) if threads is None else threads
+        self.threads = _spare_threads(self.device) if threads is None else threads
         self.waited = 0.0
         """Seconds a reader has waited for data."""
         self.decoding = 0.0
@@ -61,26 +61,26 @@ class StoredStates:
         todo = list(batches)
         if not todo:
             return
-        lengths = self.store.known.lengths
+        lengths = self.store.row_table.lengths
         tokens = max(len(rows) * (1 if self.view.first_token_only else int(lengths[rows].max())) for rows in todo)
         largest = tokens * self.view.num_channels * self.store.layout.width * self.dtype.itemsize
         ahead = max(1, min(MOST_AHEAD, AHEAD // largest))
-        yield from self._beside(todo, ahead) if self.threads else self._between(todo, ahead)
+        yield from self._read_in_background(todo, ahead) if self.threads else self._read_on_demand(todo, ahead)
 
-    def _between(self, todo: list[np.ndarray], ahead: int) -> Iterator[Batch]:
-        """Load each batch when it is asked for; the disk has been told before."""
+    def _read_on_demand(self, todo: list[np.ndarray], ahead: int) -> Iterator[Batch]:
+        """Load each batch when it is requested; the kernel has been advised to prefetch it."""
         with thread_pool(1) as pool:
-            for rows in self._announced(todo, ahead, pool):
+            for rows in self._prefetched(todo, ahead, pool):
                 began, decoding = time.perf_counter(), self.decoding
                 batch = self.load(rows)
                 self.waited += time.perf_counter() - began - (self.decoding - decoding)
                 yield batch
                 del batch  # freed before the next one is loaded
 
-    def _beside(self, todo: list[np.ndarray], ahead: int) -> Iterator[Batch]:
+    def _read_in_background(self, todo: list[np.ndarray], ahead: int) -> Iterator[Batch]:
         """Load batches in the background."""
         with thread_pool(self.threads) as pool:
-            batches = map_in_order(pool, self.load, self._announced(todo, ahead, pool), ahead)
+            batches = map_in_order(pool, self.load, self._prefetched(todo, ahead, pool), ahead)
             for _ in todo:
                 began = time.perf_counter()
                 batch = next(batches)
@@ -88,8 +88,8 @@ class StoredStates:
                 yield batch
                 del batch
 
-    def _announced(self, todo: list[np.ndarray], ahead: int, pool: ThreadPoolExecutor) -> Iterator[np.ndarray]:
-        """Yield every batch's rows; the disk, which can work meanwhile, is told of those `ahead`."""
+    def _prefetched(self, todo: list[np.ndarray], ahead: int, pool: ThreadPoolExecutor) -> Iterator[np.ndarray]:
+        """Yield the rows of every batch; advise the kernel to prefetch those of the next `ahead` batches."""
         for rows in todo[:ahead]:
             pool.submit(self.store.advise, rows)
         for i, rows in enumerate(todo):
@@ -101,21 +101,21 @@ class StoredStates:
         """Read and decode one batch."""
         data = self.store.bytes_of(rows)
         began = time.perf_counter()
-        known = self.store.known
-        lengths = np.ones(len(rows), dtype=np.int64) if self.view.first_token_only else known.lengths[rows]
+        row_table = self.store.row_table
+        lengths = np.ones(len(rows), dtype=np.int64) if self.view.first_token_only else row_table.lengths[rows]
         shape = (len(rows), self.view.num_channels, int(lengths.max()), self.store.layout.width)
         device = self.device if self.device.type == "cuda" else torch.device("cpu")  # where rows are decoded
         hidden = torch.empty(shape, device=device, dtype=self.dtype)
         self.store.decode(rows, [row.to(device) for row in data], self.view, hidden)
-        second_text_starts = None if known.second_text_starts is None else known.second_text_starts[rows]
-        attention_mask, text_ids = build_masks(lengths, second_text_starts)
-        labels = torch.from_numpy(known.labels[rows])
+        starts = row_table.second_text_starts
+        attention_mask, text_ids = build_masks(lengths, None if starts is None else starts[rows])
+        labels = torch.from_numpy(row_table.labels[rows])
         self.decoding += time.perf_counter() - began
         return Batch(rows=rows, inputs=hidden, attention_mask=attention_mask, labels=labels, text_ids=text_ids)
 
 
-def _spare(device: torch.device) -> int:
-    """How many threads there is room for beside those that train."""
+def _spare_threads(device: torch.device) -> int:
+    """Return the number of cores that training leaves free, at most 4."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     busy = torch.get_num_threads() if device.type == "cpu" else 1
     return max(0, min(4, cores - busy))

@@ -1,4 +1,4 @@
-"""Batches of tokens, cut so that little is padded."""
+"""Batches of tokens with little padding."""
 
 from collections.abc import Iterable, Iterator
 
@@ -21,7 +21,7 @@ def build_masks(lengths: np.ndarray, second_text_starts: np.ndarray | None) -> t
 
 
 class TokenBatches:
-    """The rows of a split as batches of tokens: bucketed by length, shuffled by seed and epoch."""
+    """The batches of tokens of a split: rows of similar length, shuffled by seed and epoch."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class TokenBatches:
             yield self.collate(rows)
 
     def collate(self, rows: np.ndarray) -> Batch:
-        """Pad the chosen rows to the longest of them."""
+        """Return a batch of these rows, padded to the longest of them."""
         features = self.features
         starts, lengths = features.offsets[rows], features.lengths[rows]
         second_text_starts = features.second_text_starts

@@ -1,4 +1,4 @@
-"""Probabilities that mean what they say: Platt's scaling, and how far probabilities are from what happens."""
+"""Calibration of probabilities: Platt scaling and the expected calibration error."""
 
 import numpy as np
 from sklearn.linear_model import LogisticRegression
@@ -7,24 +7,24 @@ BINS = 15
 
 
 def fit_scale(margins: np.ndarray, truth: np.ndarray) -> tuple[float, float]:
-    """Return the slope and bias that make sigmoid(slope * margin + bias) the share of `truth`. (N,), (N,)"""
-    share = float(np.clip(truth.mean(), 1e-3, 1 - 1e-3))
-    flat = 0.0, float(np.log(share / (1 - share)))
+    """Fit Platt scaling: return the slope and bias of sigmoid(slope * margin + bias). margins (N,), truth (N,)"""
+    base_rate = float(np.clip(truth.mean(), 1e-3, 1 - 1e-3))
+    constant = 0.0, float(np.log(base_rate / (1 - base_rate)))
     if len(np.unique(truth)) < 2:
-        return flat
+        return constant
     fitted = LogisticRegression(C=100.0).fit(margins[:, None], truth)
     slope, bias = float(fitted.coef_[0, 0]), float(fitted.intercept_[0])
-    # A margin that points the wrong way tells nothing; better the share alone than a reversed order.
-    return (slope, bias) if slope > 0 else flat
+    # A negative slope would reverse the order of the margins, so the base rate is returned instead.
+    return (slope, bias) if slope > 0 else constant
 
 
 def sigmoid(margins: np.ndarray | float) -> np.ndarray:
-    """Turn margins into probabilities, without overflow."""
+    """Return the logistic function of margins, without overflow."""
     return 0.5 * (1 + np.tanh(0.5 * np.asarray(margins, dtype=np.float64)))
 
 
 def calibration_error(probabilities: np.ndarray, truth: np.ndarray, bins: int = BINS) -> float:
-    """Return the expected calibration error, in percent: the gap of probability and share, bin by bin, averaged."""
-    places = np.minimum((np.asarray(probabilities) * bins).astype(int), bins - 1)
-    gaps = np.bincount(places, weights=probabilities - truth, minlength=bins)
+    """Return the expected calibration error in percent, over bins of equal width."""
+    bin_of = np.minimum((np.asarray(probabilities) * bins).astype(int), bins - 1)
+    gaps = np.bincount(bin_of, weights=probabilities - truth, minlength=bins)
     return 100.0 * float(np.abs(gaps).sum() / len(truth))

@@ -1,4 +1,4 @@
-"""Texts and pairs of texts -> tokens."""
+"""Tokenization of texts and pairs of texts."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ CHUNK = 1000
 
 
 def encode_texts(examples: Sequence[Example], tokenizer: Any, max_tokens: int, label_type: type) -> Features:
-    """Tokenize, cutting the longer text of a pair first."""
+    """Tokenize examples. The longer text of a pair is truncated first."""
     names: list[str] = []
     parts: dict[str, list[np.ndarray]] = {}
     lengths: list[int] = []
@@ -28,7 +28,7 @@ def encode_texts(examples: Sequence[Example], tokenizer: Any, max_tokens: int, l
         lengths += [len(row) for row in encoded["input_ids"]]
         if len(columns) == 2:
             second_text_starts += [encoded.sequence_ids(row).index(1) for row in range(len(chunk))]
-    labels = [example.label or 0 for example in examples]  # unlabelled examples are only predicted
+    labels = [example.label or 0 for example in examples]  # the label of unlabelled examples is never used
     return Features(
         ids=[example.id for example in examples],
         tokens={name: np.concatenate(arrays) for name, arrays in parts.items()},

@@ -13,19 +13,19 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
 def accuracy(gold: np.ndarray, predicted: np.ndarray) -> float:
-    """Return the share of equal pairs."""
+    """Return the accuracy."""
     return 100.0 * float(np.mean(gold == predicted))
 
 
 def f1(gold: np.ndarray, predicted: np.ndarray) -> float:
-    """Return F1 of class 1; 0 where it is undefined."""
+    """Return the F1 score of class 1, or 0 if it is undefined."""
     hits = np.count_nonzero((gold == 1) & (predicted == 1))
     either = np.count_nonzero(gold == 1) + np.count_nonzero(predicted == 1)
     return 200.0 * float(hits / either) if either else 0.0
 
 
 def macro_f1(gold: np.ndarray, predicted: np.ndarray) -> float:
-    """Return the mean F1 of the classes that occur in either array."""
+    """Return the unweighted mean of the F1 scores of all classes that occur in either array."""
     size = int(max(gold.max(), predicted.max())) + 1
     golds = np.bincount(gold.astype(int), minlength=size)
     guesses = np.bincount(predicted.astype(int), minlength=size)
@@ -35,21 +35,21 @@ def macro_f1(gold: np.ndarray, predicted: np.ndarray) -> float:
 
 
 def matthews(gold: np.ndarray, predicted: np.ndarray) -> float:
-    """Return Matthews' correlation of two classes, which is Pearson's on 0 and 1."""
+    """Return the Matthews correlation coefficient of two classes, which equals Pearson's on 0 and 1."""
     return pearson(gold, predicted)
 
 
 def pearson(gold: np.ndarray, predicted: np.ndarray) -> float:
-    """Return Pearson's correlation; 0 if either side is constant."""
+    """Return Pearson's correlation coefficient, or 0 if either array is constant."""
     x, y = gold - gold.mean(), predicted - predicted.mean()
-    # Relative to the values: the mean of equal floats may miss them by a rounding error.
+    # The tolerance is relative: the mean of equal floats may differ from them by a rounding error.
     if np.ptp(gold) <= 1e-12 * np.abs(gold).max() or np.ptp(predicted) <= 1e-12 * np.abs(predicted).max():
         return 0.0
     return 100.0 * float(np.clip(x @ y / np.sqrt((x @ x) * (y @ y)), -1, 1))
 
 
 def spearman(gold: np.ndarray, predicted: np.ndarray) -> float:
-    """Return Spearman's correlation: Pearson's of the ranks, ties sharing theirs."""
+    """Return Spearman's rank correlation coefficient."""
     return pearson(rankdata(gold), rankdata(predicted))
 
 
@@ -64,33 +64,33 @@ METRICS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
 
 
 def normalize(answer: str) -> str:
-    """Lower-case; drop punctuation, then articles; single spaces. SQuAD compares answers in this form."""
+    """Normalize an answer as the official SQuAD script does: lower case, no punctuation, no articles, single spaces."""
     return " ".join(_ARTICLES.sub(" ", answer.lower().translate(_PUNCTUATION)).split())
 
 
 def compare(answer: str, golds: Sequence[str]) -> tuple[float, float]:
-    """Return exact match and F1, 0 to 1, against the best of `golds`; no golds: the right answer is none."""
-    # A gold that normalizes to nothing cannot be matched by words, so the official scorer drops it.
+    """Return the best exact match and F1 (0 to 1) over `golds`. An empty `golds` means that there is no answer."""
+    # The official script drops golds that are empty after normalization.
     references = [gold for gold in golds if normalize(gold)] or [""]
     exact = max(float(normalize(answer) == normalize(gold)) for gold in references)
     return exact, max(word_f1(answer, gold) for gold in references)
 
 
 def word_f1(answer: str, gold: str) -> float:
-    """Return F1 of the two bags of words; if either is empty, whether both are."""
-    ours, theirs = normalize(answer).split(), normalize(gold).split()
-    if not ours or not theirs:
-        return float(ours == theirs)
-    shared = sum((Counter(ours) & Counter(theirs)).values())
-    return 2 * shared / (len(ours) + len(theirs))
+    """Return the F1 score of two bags of words. If either is empty, return whether both are."""
+    answer_words, gold_words = normalize(answer).split(), normalize(gold).split()
+    if not answer_words or not gold_words:
+        return float(answer_words == gold_words)
+    shared = sum((Counter(answer_words) & Counter(gold_words)).values())
+    return 2 * shared / (len(answer_words) + len(gold_words))
 
 
 def best_threshold(differences: np.ndarray, kept: np.ndarray, nulled: np.ndarray) -> tuple[float, float]:
-    """Return the threshold that scores best, and that score, the mean over all questions.
+    """Return the threshold with the best mean score, and that score.
 
-    Question i scores `kept[i]` if its difference is at most the threshold, else `nulled[i]`. Of equally good
-    thresholds the one nearest 0 wins; others lie half-way between two differences, so that rounding cannot
-    move a question across.
+    Question i scores `kept[i]` if its difference is at most the threshold, else `nulled[i]`. Ties are resolved in
+    favour of the threshold nearest to 0. Thresholds other than 0 lie half-way between two differences, so that rounding
+    errors do not change the result.
     """
     order = np.argsort(differences, kind="stable")
     steps, gains = np.unique(differences[order], return_inverse=True)

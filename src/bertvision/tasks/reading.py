@@ -1,47 +1,45 @@
-"""Read files into tables, losing no row: whatever cannot be read is an error that names file and line."""
+"""Readers of CSV, TSV, JSONL, Parquet and SQuAD files. Rows that cannot be read are errors that name the line."""
 
 import csv
 import io
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
-from bertvision.errors import BertVisionError
+from bertvision.errors import BertVisionError, suggestion
 from bertvision.files import read_json
 from bertvision.tasks.base import Example, Span
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Rows as a file gives them."""
+    """The rows of a file."""
 
     source: str
-    """The file, in words, for messages."""
+    """The name of the file in messages."""
     stem: str
-    """A short name of the file, from which ids are made."""
+    """A short name of the file, used in ids."""
     columns: list[str]
     rows: Sequence[Sequence[Any]]
     lines: Sequence[int]
-    """Where each row starts in the file."""
+    """The line number of each row."""
 
     def pick(self, names: Sequence[str]) -> Iterator[tuple[int, tuple[Any, ...]]]:
-        """Yield each row's line and its values of the columns `names`."""
-        places = [self._place(name) for name in names]
+        """Yield the line number of each row and its values in the columns `names`."""
+        positions = [self._position(name) for name in names]
         for line, row in zip(self.lines, self.rows, strict=True):
-            yield line, tuple(row[place] for place in places)
+            yield line, tuple(row[position] for position in positions)
 
-    def _place(self, name: str) -> int:
+    def _position(self, name: str) -> int:
         count = self.columns.count(name)
         if count == 1:
             return self.columns.index(name)
         if count:
             raise BertVisionError(f"{self.source} has {count} columns called {name!r}; rename all but one.")
-        hint = get_close_matches(name, self.columns, n=1)
-        meant = f" Did you mean {hint[0]!r}?" if hint else ""
-        raise BertVisionError(f"{self.source} has no column {name!r}.{meant} It has: {', '.join(self.columns)}.")
+        hint = suggestion(name, self.columns)
+        raise BertVisionError(f"{self.source} has no column {name!r}.{hint} It has: {', '.join(self.columns)}.")
 
     def refuse(self, line: int, why: str) -> NoReturn:
         """Raise the error for the row at `line`."""
@@ -49,23 +47,23 @@ class Table:
 
 
 def read_table(path: Path) -> Table:
-    """Read a file of the user's, by its ending."""
+    """Read a table in the format that the ending of its name indicates."""
     readers = {".csv": read_csv, ".tsv": read_tsv, ".jsonl": read_jsonl, ".parquet": read_parquet}
     if path.suffix.lower() not in readers:
         raise BertVisionError(
-            f"Cannot read {path}: its ending is {path.suffix or 'missing'!r}, and {', '.join(readers)} can be read "
-            "(and .json in the SQuAD format)."
+            f"Cannot read {path}: the ending {path.suffix!r} is unknown. Known: {', '.join(readers)} "
+            "(and .json for the SQuAD format)."
         )
     return readers[path.suffix.lower()](path)
 
 
 def read_tsv(path: Path, columns: Sequence[str] = ()) -> Table:
-    """Read tab-separated values without quoting, as GLUE writes them; `columns` if the file has no header."""
+    """Read tab-separated values without quoting, as in GLUE. Give `columns` for files without a header line."""
     return parse_tsv(_text(path), str(path), path.stem, columns)
 
 
 def parse_tsv(text: str, source: str, stem: str, columns: Sequence[str] = ()) -> Table:
-    """Split text at line feeds and tabs only: splitlines() would also split at characters inside sentences."""
+    """Parse tab-separated values. Lines end at line feeds only: splitlines() would also split inside sentences."""
     rows = [line.removesuffix("\r").split("\t") for line in _lines(text)]
     header = list(columns) or (rows.pop(0) if rows else [])
     first = 1 if columns else 2
@@ -74,12 +72,12 @@ def parse_tsv(text: str, source: str, stem: str, columns: Sequence[str] = ()) ->
 
 
 def read_csv(path: Path) -> Table:
-    """Read comma-separated values with quoting; a quoted field may span lines."""
+    """Read comma-separated values with quoting. Quoted fields may span lines."""
     return parse_csv(_text(path), str(path), path.stem)
 
 
 def parse_csv(text: str, source: str, stem: str) -> Table:
-    """Parse comma-separated values; the line of a row is the one it starts on."""
+    """Parse comma-separated values. The line number of a row is that of its first line."""
     limit = csv.field_size_limit(2**31 - 1)
     reader = csv.reader(io.StringIO(text.rstrip("\r\n"), newline=""), strict=True)
     rows, lines, line = [], [], 1
@@ -101,15 +99,15 @@ def read_jsonl(path: Path) -> Table:
 
 
 def parse_jsonl(text: str, source: str, stem: str) -> Table:
-    """Parse one JSON object per line; a key that a row lacks reads as None."""
+    """Parse one JSON object per line. Missing keys become None."""
     objects = []
-    for line, written in enumerate(_lines(text), start=1):
+    for line, content in enumerate(_lines(text), start=1):
         try:
-            value = json.loads(written)
+            value = json.loads(content)
         except json.JSONDecodeError as error:
             raise BertVisionError(f"{source}, line {line}: not valid JSON: {error.msg}.") from error
         if not isinstance(value, dict):
-            raise BertVisionError(f"{source}, line {line}: expected a JSON object, got {written[:40]!r}.")
+            raise BertVisionError(f"{source}, line {line}: expected a JSON object, got {content[:40]!r}.")
         objects.append(value)
     columns = list(dict.fromkeys(key for value in objects for key in value))
     rows = [[value.get(column) for column in columns] for value in objects]
@@ -117,7 +115,7 @@ def parse_jsonl(text: str, source: str, stem: str) -> Table:
 
 
 def read_parquet(path: Path) -> Table:
-    """Read a Parquet file; lines are row numbers, counted from 1."""
+    """Read a Parquet file. Line numbers are row numbers, counted from 1."""
     import pyarrow
     import pyarrow.parquet
 
@@ -159,7 +157,7 @@ def _text(path: Path) -> str:
 
 
 def decode(content: bytes, source: str) -> str:
-    """Decode UTF-8, without a byte-order mark."""
+    """Decode UTF-8, with or without a byte-order mark."""
     content = content.removeprefix(b"\xef\xbb\xbf")
     try:
         return content.decode()
@@ -169,7 +167,7 @@ def decode(content: bytes, source: str) -> str:
 
 
 def read_squad(path: Path, *, training: bool = False) -> list[Example]:
-    """Read SQuAD 1.1 or 2.0 JSON; in training data every answer must stand in its context."""
+    """Read SQuAD 1.1 or 2.0 JSON. In training data every answer must occur in its context."""
     content = read_json(path, "SQuAD file")
     examples: list[Example] = []
     try:
@@ -178,19 +176,19 @@ def read_squad(path: Path, *, training: bool = False) -> list[Example]:
             for paragraph in article["paragraphs"]:
                 context = paragraph["context"]
                 for entry in paragraph["qas"]:
-                    found = [] if entry.get("is_impossible") else entry["answers"]
-                    spans = [(answer["text"], answer["answer_start"]) for answer in found]
+                    answers = [] if entry.get("is_impossible") else entry["answers"]
+                    spans = [(answer["text"], answer["answer_start"]) for answer in answers]
                     examples.append(
                         question(str(path), str(entry["id"]), entry["question"], context, spans, title, training)
                     )
     except (KeyError, TypeError, AttributeError) as error:
-        place = f" after question {examples[-1].id!r}" if examples else ""
-        raise BertVisionError(f"{path} is not in the SQuAD format{place}: {_missing(error)}.") from error
+        position = f" after question {examples[-1].id!r}" if examples else ""
+        raise BertVisionError(f"{path} is not in the SQuAD format{position}: {_missing(error)}.") from error
     if not examples:
         raise BertVisionError(f"{path} holds no questions.")
     if len({example.id for example in examples}) < len(examples):
         seen: set[str] = set()
-        twice = next(each.id for each in examples if each.id in seen or seen.add(each.id))
+        twice = next(example.id for example in examples if example.id in seen or seen.add(example.id))
         raise BertVisionError(f"{path} holds the question id {twice!r} twice; ids must be unique.")
     return examples
 
@@ -202,25 +200,25 @@ def _missing(error: Exception) -> str:
 def question(
     source: str, id: str, text: str, context: str, answers: Sequence[tuple[str, int]], title: str, training: bool
 ) -> Example:
-    """Build one question; an empty list of answers means it has none."""
+    """Build the example of one question. An empty list of answers means that it has none."""
     for name, value in (("question", text), ("context", context)):
         if not isinstance(value, str) or not value.strip():
             raise BertVisionError(f"{source}: question {id!r} has an empty {name}.")
-    spans = tuple(_place(source, id, context, answer, start, training) for answer, start in answers)
+    spans = tuple(_locate(source, id, context, answer, start, training) for answer, start in answers)
     return Example(id=id, texts=(text, context), label=spans, group=title)
 
 
-def _place(source: str, id: str, context: str, text: str, start: int, training: bool) -> Span:
-    """Trust `start` if the text stands there, else take the nearest place where it does."""
+def _locate(source: str, id: str, context: str, text: str, start: int, training: bool) -> Span:
+    """Return the answer at `start` if the text occurs there, else at the nearest position where it does."""
     if context.startswith(text, start) and text:
         return Span(text, start)
-    places = []
-    place = context.find(text) if text else -1
-    while place >= 0:
-        places.append(place)
-        place = context.find(text, place + 1)
-    if places:
-        return Span(text, min(places, key=lambda place: abs(place - start)))
+    positions = []
+    position = context.find(text) if text else -1
+    while position >= 0:
+        positions.append(position)
+        position = context.find(text, position + 1)
+    if positions:
+        return Span(text, min(positions, key=lambda position: abs(position - start)))
     if training:
-        raise BertVisionError(f"{source}: the answer {text!r} of question {id!r} does not stand in its context.")
+        raise BertVisionError(f"{source}: the answer {text!r} of question {id!r} does not occur in its context.")
     return Span(text, -1)

@@ -1,4 +1,4 @@
-"""Divide examples at random, the same way on every machine: in proportion, or by whole groups."""
+"""Random splits that are the same on every machine: stratified, nested, or by whole groups."""
 
 from collections.abc import Hashable, Sequence
 from typing import TypeVar
@@ -11,33 +11,34 @@ T = TypeVar("T")
 
 
 def generator(seed: int) -> np.random.Generator:
-    """Return the random numbers of `seed`."""
+    """Return the random number generator of a seed."""
     return np.random.Generator(np.random.PCG64(seed))
 
 
 def strata_of(values: Sequence[Hashable]) -> np.ndarray:
-    """Number the distinct values in the order they first occur. (N,)"""
+    """Number the distinct values in the order of their first occurrence. (N,)"""
     numbers: dict[Hashable, int] = {}
     return np.array([numbers.setdefault(value, len(numbers)) for value in values], dtype=np.int64)
 
 
 def quantile_bins(values: Sequence[float], bins: int = 10) -> np.ndarray:
-    """Number the tenths, by rank, that scores fall into; equal scores fall into one. (N,)"""
+    """Return the quantile bin of each score. Equal scores are in the same bin. (N,)"""
     array = np.asarray(values, dtype=np.float64)
     edges = np.quantile(array, np.linspace(0, 1, bins + 1)[1:-1])
     return np.searchsorted(edges, array, side="right")
 
 
 def draw(strata: np.ndarray, count: int, seed: int, *, least: int = 0, leave: int = 0) -> np.ndarray:
-    """Draw `count` positions in proportion to the strata, in ascending order.
+    """Draw a stratified random sample of `count` positions, in ascending order.
 
-    Each stratum gives at least `least` and keeps at least `leave`, as far as its size and `count` allow.
+    At least `least` positions of each stratum are drawn and at least `leave` are not, as far as its size and `count`
+    allow.
     """
     random = generator(seed)
     _, strata = np.unique(strata, return_inverse=True)
     sizes = np.bincount(strata)
     most = np.maximum(sizes - leave, 0)
-    if most.sum() < count:  # keeping `leave` everywhere is impossible
+    if most.sum() < count:  # `leave` cannot be satisfied for all strata
         most = sizes
     fair = sizes * (count / len(strata))
     quota = np.minimum(np.maximum(np.floor(fair).astype(np.int64), least), most)
@@ -51,18 +52,18 @@ def draw(strata: np.ndarray, count: int, seed: int, *, least: int = 0, leave: in
 
 
 def draw_nested(strata: np.ndarray, count: int, seed: int) -> np.ndarray:
-    """Draw `count` positions in proportion to the strata, in ascending order; a smaller draw is part of a larger."""
+    """Draw a stratified random sample. With the same seed, smaller samples are part of larger ones."""
     _, strata = np.unique(strata, return_inverse=True)
     sizes = np.bincount(strata)
     shuffled = generator(seed).permutation(len(strata))
-    turns = np.empty(len(strata))
-    for stratum, size in enumerate(sizes):  # each stratum's members come at even distances
-        turns[shuffled[strata[shuffled] == stratum]] = (np.arange(size) + 0.5) / size
-    return np.sort(shuffled[np.argsort(turns[shuffled], kind="stable")][:count])
+    ranks = np.empty(len(strata))
+    for stratum, size in enumerate(sizes):  # the members of each stratum are spread evenly
+        ranks[shuffled[strata[shuffled] == stratum]] = (np.arange(size) + 0.5) / size
+    return np.sort(shuffled[np.argsort(ranks[shuffled], kind="stable")][:count])
 
 
 def draw_groups(groups: np.ndarray, count: int, seed: int) -> np.ndarray:
-    """Draw whole groups, in random order, as long as each brings the total nearer to `count`."""
+    """Draw whole groups in random order, each only if it brings the total closer to `count`."""
     sizes = np.bincount(groups)
     order = generator(seed).permutation(len(sizes))
     total, chosen = 0, []
@@ -72,17 +73,17 @@ def draw_groups(groups: np.ndarray, count: int, seed: int) -> np.ndarray:
             total += sizes[group]
     if not chosen:
         chosen = [int(np.argmin(sizes))]
-    if len(chosen) == len(sizes):  # something must be left to train on
+    if len(chosen) == len(sizes):  # training needs at least one group
         chosen.remove(max(chosen, key=lambda group: sizes[group]))
     return np.flatnonzero(np.isin(groups, chosen))
 
 
 def count_of(share: float, examples: int) -> int:
-    """Return how many examples `share` of them is: at least one, and not all."""
+    """Return `share` of a number of examples: at least one, and not all."""
     if not 0 < share < 1:
-        raise BertVisionError(f"The share for validation must lie between 0 and 1, got {share}.")
+        raise BertVisionError(f"The share of validation examples must lie between 0 and 1, got {share}.")
     if examples < 2:
-        raise BertVisionError(f"Cannot divide {examples} example(s) into training and validation.")
+        raise BertVisionError(f"Cannot split {examples} example(s) into training and validation.")
     return min(max(round(share * examples), 1), examples - 1)
 
 

@@ -1,4 +1,4 @@
-"""Cut (question, context) pairs into overlapping windows of tokens, and find the answer in each."""
+"""Tokenization of (question, context) pairs into overlapping windows, with the position of the answer in each."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,11 +13,14 @@ from bertvision.types import Features
 CHUNK = 1000
 OVERLAP = 128
 LEAST = 8
-"""Context tokens that must fit beside the question for a window to make sense."""
+"""Minimum number of context tokens in a window."""
 
 
 def encode_windows(examples: Sequence[Example], tokenizer: Any, max_tokens: int, answerable: bool) -> Features:
-    """Tokenize; label each window with the answer's tokens or, if `answerable`, 0 where it sees an answer, else 1."""
+    """Tokenize questions into windows. Labels are the first and last token of the answer, (0, 0) if there is none.
+
+    If `answerable`, the label is 0 for windows with an answer and 1 for windows without.
+    """
     names: list[str] = []
     parts: dict[str, list[np.ndarray]] = {}
     ids: list[str] = []
@@ -47,13 +50,13 @@ def encode_windows(examples: Sequence[Example], tokenizer: Any, max_tokens: int,
                 tokens = {name: encoded[name][row] for name in names}
                 spans = _spans(encoded["offset_mapping"][row], encoded.sequence_ids(row))
                 windows[members[member]].append((tokens, spans))
-        for example, own in zip(chunk, windows, strict=True):
-            for number, (tokens, spans) in enumerate(own):
+        for example, example_windows in zip(chunk, windows, strict=True):
+            for number, (tokens, spans) in enumerate(example_windows):
                 for name in names:
                     parts.setdefault(name, []).append(np.array(tokens[name], dtype=np.int32))
                 ids.append(f"{example.id}#{number}")
                 lengths.append(len(spans))
-                labels.append(find_answer(example, spans, first=number == 0, last=number == len(own) - 1))
+                labels.append(find_answer(example, spans, first=number == 0, last=number == len(example_windows) - 1))
                 example_ids.append(example.id)
                 windows_of_rows.append(Window(example.texts[1], spans))
     tokens = np.array(labels, dtype=np.int64).reshape(-1, 2)
@@ -68,32 +71,34 @@ def encode_windows(examples: Sequence[Example], tokenizer: Any, max_tokens: int,
 
 
 def _by_overlap(examples: Sequence[Example], tokenizer: Any, max_tokens: int) -> dict[int, list[int]]:
-    """Group examples by the overlap their windows can have: a long question leaves less room."""
-    asked = tokenizer([example.texts[0] for example in examples], add_special_tokens=False, verbose=False)["input_ids"]
+    """Group examples by the overlap of their windows, which is smaller for long questions."""
+    questions = tokenizer([example.texts[0] for example in examples], add_special_tokens=False, verbose=False)[
+        "input_ids"
+    ]
     special = tokenizer.num_special_tokens_to_add(pair=True)
     groups: dict[int, list[int]] = {}
-    for number, (example, tokens) in enumerate(zip(examples, asked, strict=True)):
+    for number, (example, tokens) in enumerate(zip(examples, questions, strict=True)):
         if not example.texts[1].strip():
             raise BertVisionError(f"Question {example.id!r} has an empty context.")
         room = max_tokens - len(tokens) - special
         if room < LEAST:
             raise BertVisionError(
                 f"Question {example.id!r} has {len(tokens)} tokens, which leaves {max(room, 0)} of {max_tokens} for "
-                f"its context. Allow at least {len(tokens) + special + LEAST} tokens, or shorten the question."
+                f"its context. Set max_tokens to at least {len(tokens) + special + LEAST}, or shorten the question."
             )
         groups.setdefault(OVERLAP if room > OVERLAP else room // 2, []).append(number)
     return groups
 
 
 def _spans(offsets: list[tuple[int, int]], sequences: list[int | None]) -> np.ndarray:
-    """Return the characters of context tokens, -1 for all others. (T, 2)"""
+    """Return the characters that each context token covers, and -1 for all other tokens. (T, 2)"""
     spans = np.array(offsets, dtype=np.int32).reshape(-1, 2)
     spans[[sequence != 1 for sequence in sequences]] = -1
     return spans
 
 
 def find_answer(example: Example, spans: np.ndarray, *, first: bool, last: bool) -> tuple[int, int]:
-    """Return the first and last token of the first answer, (0, 0) if it is not wholly inside the window."""
+    """Return the first and last token of the first answer, or (0, 0) if the window does not contain all of it."""
     inside = np.flatnonzero(spans[:, 0] >= 0)
     if not example.label or not len(inside):
         return 0, 0
@@ -102,7 +107,7 @@ def find_answer(example: Example, spans: np.ndarray, *, first: bool, last: bool)
     begins, ends = spans[inside, 0], spans[inside, 1]
     if start < 0 or (start < begins[0] and not first) or (end > ends[-1] and not last):
         return 0, 0
-    # By what tokens cover, not where they begin: a token may include the space before, a character may have none.
+    # Search by the characters that tokens cover: tokens may include a leading space, characters may have no token.
     token, final = np.searchsorted(ends, start, side="right"), np.searchsorted(begins, end, side="left") - 1
     if token > final:
         return 0, 0

@@ -67,7 +67,7 @@ def test_fine_tuning_goes_through_a_head(tiny, reviews, tmp_path):
     assert found.pop("").directory == found["last"].directory
     assert found["last"].auxiliary_head is None and found["learned:token_pooling=mean"].auxiliary_head is not None
     kept = found["adapter:token_pooling=max"].auxiliary_head
-    assert kept is not None and kept(torch.randn(2, 4, 5, 32), torch.ones(2, 5)).shape == (2, 2)
+    assert kept is not None and kept(torch.randn(2, 4, 5, 32), torch.ones(2, 5, dtype=torch.bool)).shape == (2, 2)
     fresh = build_head("adapter:token_pooling=max", kept.shape).classifier.bias
     assert not torch.equal(kept.classifier.bias, fresh)
     assert len({each.directory for each in found.values()}) == len({each.weights for each in found.values()}) == 3
@@ -423,12 +423,14 @@ def test_a_head_carried_to_a_later_checkpoint(finished, tiny, reviews):
 def test_states_of_pairs_are_stored_as_the_default_heads_read_them(tiny, reviews):
     pairs = make(train_file=str(reviews), encoder=str(tiny), text_pair="text", fractions=[0.0])
     sizes = {
-        texts: extraction.estimate(pairs, ["train"], texts=texts)["bytes"]["float32"]
+        texts: extraction.estimate(pairs, ["train"], extraction.ExtractionOptions(encoding=texts))["bytes"]["float32"]
         for texts in ("", "cross", "bi", "both")
     }
     assert sizes[""] == sizes["both"] > 1.9 * sizes["cross"] and sizes["bi"] == sizes["cross"]
     texts = make(train_file=str(reviews), encoder=str(tiny), fractions=[0.0])
-    assert extraction.estimate(texts, ["train"]) == extraction.estimate(texts, ["train"], texts="cross")
-    for wrong, why in (("bi", "Only the texts of pairs"), ("beside", "value of encoding")):
+    assert extraction.estimate(texts, ["train"]) == extraction.estimate(
+        texts, ["train"], extraction.ExtractionOptions(encoding="cross")
+    )
+    for wrong, why in (("bi", "needs a task of text pairs"), ("beside", "value of encoding")):
         with pytest.raises(BertVisionError, match=why):
-            extraction.estimate(texts, ["train"], texts=wrong)
+            extraction.estimate(texts, ["train"], extraction.ExtractionOptions(encoding=wrong))

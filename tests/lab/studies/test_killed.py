@@ -48,7 +48,7 @@ def results(root: Path) -> dict[str, Any]:
     found = {}
     for path in sorted((root / "studies").glob("*.json")):
         kept = json.loads(path.read_text())
-        found[path.name] = numbers({key: kept[key] for key in ("rows", "marks")}, root)
+        found[path.name] = numbers({key: kept[key] for key in ("rows", "caveats")}, root)
     return found
 
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from bertvision.errors import BertVisionError
-from bertvision.lab import studies
+from bertvision.lab import study
 from bertvision.lab.experiment import Experiment, make
-from bertvision.lab.studies import STUDIES, Result, StudyOptions
+from bertvision.lab.studies import STUDIES, StudyOptions, StudyResult, load_result, run_studies, studies_for
 from bertvision.runs import find_runs
 
 FAST = {
@@ -32,21 +32,20 @@ def experiment(task: str, data: Path, tiny: Path) -> Experiment:
 
 
 def task_for(name: str) -> str:
-    return {"squad2": "squad2", "pairs": "mrpc"}.get(STUDIES[name].on, "sst2")
+    return {"squad2": "squad2", "pairs": "mrpc"}.get(STUDIES[name].tasks, "sst2")
 
 
-def run(name: str, root: Path, data: Path, tiny: Path, task: str = "", **changes) -> Result:
+def run(name: str, root: Path, data: Path, tiny: Path, task: str = "", **changes) -> StudyResult:
     settings = experiment(task or task_for(name), data, tiny)
-    [result] = studies.run(replace(settings, **changes), [name], options=OPTIONS, root=root)
-    return result
+    return study(replace(settings, **changes), name, options=OPTIONS, root=root)
 
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_every_study_keeps_the_contract(name, root, data, tiny):
     result = run(name, root, data, tiny)
     table = [row for row in result.rows if result.columns[0] in row]
-    assert table and result.words and result.figures and result.command.startswith("bertvision study")
-    assert all(word.endswith(".") for word in result.words)
+    assert table and result.findings and result.figures and result.command.startswith("bertvision study")
+    assert all(sentence.endswith(".") for sentence in result.findings)
     for row in table:
         for value in row.values():
             assert not isinstance(value, float) or np.isfinite(value)
@@ -58,7 +57,7 @@ def test_every_study_keeps_the_contract(name, root, data, tiny):
         assert drawn, figure.title
         for column in filter(None, (figure.color, figure.low, figure.high)):
             assert all(column in row for row in drawn), (figure.title, column)
-    assert "2 seeds only" in result.marks and any("examples scored" in mark for mark in result.marks)
+    assert "2 seeds only" in result.caveats and any("examples scored" in caveat for caveat in result.caveats)
 
 
 @pytest.mark.parametrize("name", STUDIES)
@@ -87,7 +86,7 @@ def test_spans_on_given_checkpoints(root, data, tiny, tmp_path):
     template = str(tmp_path / "{fraction}")
     for name in ("curve", "zoo", "second-answer", "less-data", "cross-checkpoint"):
         result = run(name, root, data, tiny, task="squad2", encoder=template)
-        assert "one fine-tuning: seeds are of heads alone" in result.marks
+        assert "one fine-tuning run: seeds vary the heads only" in result.caveats
     assert curve.primary == "f1"
 
 
@@ -121,26 +120,35 @@ def test_layer_weights_are_weights(root, data, tiny):
 def test_studies_that_do_not_suit_say_so(root, data, tiny):
     with pytest.raises(BertVisionError, match="needs squad2"):
         run("second-answer", root, data, tiny, task="sst2")
-    with pytest.raises(BertVisionError, match="has one text"):
+    with pytest.raises(BertVisionError, match="one text per example"):
         run("context-length", root, data, tiny, task="sst2")
     with pytest.raises(BertVisionError, match="Did you mean 'curve'"):
-        list(studies.run(experiment("sst2", data, tiny), ["curv"], options=OPTIONS, root=root))
+        list(run_studies(experiment("sst2", data, tiny), ["curv"], options=OPTIONS, root=root))
     with pytest.raises(BertVisionError, match="different seeds"):
-        list(studies.run(experiment("sst2", data, tiny), ["curve"], options=StudyOptions(seeds=[1, 1]), root=root))
-    with pytest.raises(BertVisionError, match="needs the tasks to go to"):
+        list(run_studies(experiment("sst2", data, tiny), ["curve"], options=StudyOptions(seeds=[1, 1]), root=root))
+    with pytest.raises(BertVisionError, match="needs target tasks"):
         options = replace(OPTIONS, to=[])
-        list(studies.run(experiment("sst2", data, tiny), ["transfer"], options=options, root=root))
+        list(run_studies(experiment("sst2", data, tiny), ["transfer"], options=options, root=root))
 
 
 def test_all_means_those_that_suit(root, data, tiny):
     from bertvision.lab.benchmarks import TASKS
 
     everything = set(STUDIES)
-    assert set(studies.suited(TASKS["squad2"], OPTIONS)) == everything - {"transfer"}
-    assert set(studies.suited(TASKS["mrpc"], OPTIONS)) == everything - {"question-types", "second-answer"}
-    assert set(studies.suited(TASKS["sst2"], StudyOptions())) == everything - {
+    assert set(studies_for(TASKS["squad2"], OPTIONS)) == everything - {"transfer"}
+    assert set(studies_for(TASKS["mrpc"], OPTIONS)) == everything - {"question-types", "second-answer"}
+    assert set(studies_for(TASKS["sst2"], StudyOptions())) == everything - {
         "question-types",
         "second-answer",
         "context-length",
         "transfer",
     }
+
+
+def test_results_of_another_version_are_refused(root, data, tiny, tmp_path):
+    path = tmp_path / "result.json"
+    run("layer-weights", root, data, tiny).save(path)
+    assert load_result(path) == run("layer-weights", root, data, tiny)
+    path.write_text(path.read_text().replace('"format": 2', '"format": 1'))
+    with pytest.raises(BertVisionError, match="written by another version"):
+        load_result(path)

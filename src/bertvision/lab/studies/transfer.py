@@ -1,12 +1,13 @@
-"""A head trained for one task, used for another."""
+"""Transfer of a head that was trained for one task to another task."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from bertvision.errors import BertVisionError
 from bertvision.lab import pipeline
-from bertvision.lab.studies.context import StudyContext, describe
-from bertvision.lab.studies.result import Figure
+from bertvision.lab.studies.context import StudyContext, score_row
+from bertvision.lab.studies.result import Figure, StudyTable
 from bertvision.runs import Run
 
 CATEGORIES = {
@@ -15,82 +16,92 @@ CATEGORIES = {
     "sentiment": ("sst2", "rotten-tomatoes"),
     "similarity": ("stsb",),
 }
+TRANSFERRED, FRESH = "transferred", "fresh"
 
 
-def transfer(context: StudyContext) -> dict[str, Any]:
-    """The head's body on another task, its read-out fresh where the answers differ, against a fresh head.
+def transfer(context: StudyContext) -> StudyTable:
+    """The trained main head as the initialisation for another task, compared with a freshly initialised head.
 
-    On the new task's own backbone and on that of the old one; from no example of the new task, where the answers are
-    the same, to some.
+    The classifier is initialised anew where the classes of the tasks differ. Both heads are trained on the encoder
+    fine-tuned for the target task and on the one fine-tuned for the source task, with an increasing number of examples
+    of the target task. Without examples, the transferred head is evaluated as it is if both tasks have the same
+    classes.
     """
+    source = context.task
     if not context.options.to:
         raise BertVisionError(
-            f"transfer needs the tasks to go to, e.g. --to sst2 or study.to in a file ({context.task.name})."
+            f"transfer from {source.name} needs target tasks, e.g. --to sst2, or `to` in the table [study] of a file."
         )
     fraction, rows = context.head_fractions[0], []
-    for name in context.options.to:
-        there = replace(context.experiment, task=name, fractions=[fraction], head_fractions=[fraction], labels=1.0)
-        other = StudyContext(there, context.options, context.root)
-        if other.task.per_token != context.task.per_token:
+    for target_name in context.options.to:
+        experiment = replace(
+            context.experiment, task=target_name, fractions=[fraction], head_fractions=[fraction], labels=1.0
+        )
+        target = StudyContext(experiment, context.options, context.root)
+        if target.task.per_token != source.per_token:
             raise BertVisionError(
-                f"A head for {context.task.name} cannot answer {name}: one labels tokens, one sentences."
+                f"A head for {source.name} cannot be used for {target_name}: one of the tasks predicts spans, the "
+                "other labels whole texts. Name target tasks of the same kind."
             )
-        for whose in (name, context.task.name):
+        same = _category(target_name) == _category(source.name)
+        for encoder_task in (target_name, source.name):
             for count in context.options.examples:
-                found = _over_seeds(context, other, fraction, whose == name, count)
-                for model, runs in found.items():
-                    row = {"to": name, "encoder": whose, "examples": count, "model": model, "fraction": fraction}
-                    row["category"] = "the same" if _category(name) == _category(context.task.name) else "another"
-                    rows.append(row | describe(other.task, runs))
-    words = []
-    for to, whose in dict.fromkeys((row["to"], row["encoder"]) for row in rows):
-        here = [row for row in rows if (row["to"], row["encoder"]) == (to, whose)]
-        for count in dict.fromkeys(row["examples"] for row in here):
-            pair = {row["model"]: row["score"] for row in here if row["examples"] == count}
-            if len(pair) == 2:
-                words.append(
-                    f"{to} on the backbone of {whose}, {count} examples: {pair['transferred']:.1f} with the body of "
-                    f"{context.task.name}'s head, {pair['fresh']:.1f} from scratch."
-                )
-    for row in rows:
-        row["what"] = f"{row['model']}, {row['to']} on {row['encoder']}"
-    title = f"{context.default} of {context.task.name} on other tasks"
-    figure = Figure(title=title, kind="line", x="examples", y="score", color="what", low="low", high="high")
+                models = _runs_by_model(context, target, encoder_task == target_name, count)
+                for model, runs in models.items():
+                    row = {"to": target_name, "encoder": encoder_task, "examples": count, "model": model}
+                    row |= {"fraction": fraction, "category": "the same" if same else "another"}
+                    row["series"] = f"{model}, {target_name} on {encoder_task}"
+                    rows.append(row | score_row(target.task, runs))
+    title = f"{context.main_head} of {source.name} on other tasks"
+    figure = Figure(title=title, kind="line", x="examples", y="score", color="series", low="low", high="high")
     columns = ["to", "category", "encoder", "examples", "model", "score", "low", "high"]
-    return {"columns": columns, "rows": rows, "figures": [figure], "words": words}
+    return StudyTable(columns=columns, rows=rows, figures=[figure], findings=_findings(source.name, rows))
 
 
-def _over_seeds(
-    context: StudyContext, other: StudyContext, fraction: float, own: bool, count: int
+def _findings(source: str, rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Compare the transferred with the fresh head wherever both were trained."""
+    scores: dict[tuple[str, str, int], dict[str, float]] = {}
+    for row in rows:
+        scores.setdefault((row["to"], row["encoder"], row["examples"]), {})[row["model"]] = row["score"]
+    return [
+        f"{target} on the encoder of {encoder} with {count} examples: the head of {source} scores "
+        f"{score[TRANSFERRED]:.1f}, a fresh head {score[FRESH]:.1f}."
+        for (target, encoder, count), score in scores.items()
+        if len(score) == 2
+    ]
+
+
+def _runs_by_model(
+    context: StudyContext, target: StudyContext, on_target_encoder: bool, count: int
 ) -> dict[str, list[Run]]:
-    """Train the transferred and the fresh head on `count` examples of the other task, for every seed."""
-    found: dict[str, list[Run]] = {}
+    """Train the transferred and the fresh head on `count` examples of the target task, for every seed."""
+    fraction = context.head_fractions[0]
+    models: dict[str, list[Run]] = {}
     for seed in context.seeds:
-        old = context.trained(seed, fraction, [context.default])[context.default]
-        here = other
-        if not own:
-            encoder = str(old.encoder_directory.resolve())
-            experiment = replace(other.experiment, encoder=encoder, fractions=[0.0], head_fractions=[0.0])
-            here = StudyContext(experiment, other.options, other.root)
-        at = fraction if own else 0.0
-        checkpoint = here.checkpoint(seed, at)
+        trained = context.head_runs(seed, fraction, [context.main_head])[context.main_head]
+        evaluated, at = target, fraction
+        if not on_target_encoder:
+            encoder = str(trained.encoder_directory.resolve())
+            experiment = replace(target.experiment, encoder=encoder, fractions=[0.0], head_fractions=[0.0])
+            evaluated, at = StudyContext(experiment, target.options, target.root), 0.0
+        checkpoint = evaluated.checkpoint(seed, at)
         if count == 0:
-            if _agree(context, other):
-                found.setdefault("transferred", []).extend(pipeline.evaluate_at(here.data(seed), [old], checkpoint))
+            if _same_classes(context, target):
+                runs = pipeline.evaluate_at(evaluated.data(seed), [trained], checkpoint)
+                models.setdefault(TRANSFERRED, []).extend(runs)
             continue
-        share = min(1.0, count / len(here.data(seed).train.examples))
-        data = here.data(seed, heads=[context.default], controls=False, labels=share)
-        for name, start in (("transferred", old), ("fresh", None)):
-            runs = pipeline.train_heads(data, checkpoint, start=start)
-            found.setdefault(name, []).append(runs[0])
-    return found
+        share = min(1.0, count / len(evaluated.data(seed).train.examples))
+        data = evaluated.data(seed, heads=[context.main_head], controls=False, labels=share)
+        for name, start in ((TRANSFERRED, trained), (FRESH, None)):
+            models.setdefault(name, []).append(pipeline.train_heads(data, checkpoint, start=start)[0])
+    return models
 
 
-def _agree(context: StudyContext, other: StudyContext) -> bool:
-    """Whether both tasks give the same answers, by name."""
-    first, second = (each.task.to_dict() for each in (context, other))
+def _same_classes(context: StudyContext, target: StudyContext) -> bool:
+    """Whether both tasks are of the same kind and have classes of the same names."""
+    first, second = context.task.to_dict(), target.task.to_dict()
     return first.get("classes") == second.get("classes") and first["kind"] == second["kind"]
 
 
-def _category(name: str) -> str:
-    return next((kind for kind, tasks in CATEGORIES.items() if name in tasks), name)
+def _category(task: str) -> str:
+    return next((category for category, tasks in CATEGORIES.items() if task in tasks), task)

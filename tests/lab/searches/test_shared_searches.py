@@ -10,29 +10,30 @@ from pathlib import Path
 import optuna
 import pytest
 
+from bertvision.lab import search
 from bertvision.lab.experiment import make
-from bertvision.lab.search import search
 
 pytestmark = pytest.mark.alone
 
 TRIALS = 8
-# A driver, so that a dead process is noticed within a second, and every trial leaves a line in a log.
+# A driver, so that a dead process is noticed within seconds, and every trial leaves a line in a log.
 DRIVER = """
 import json, os, sys, time
 from bertvision.lab.experiment import make
-from bertvision.lab.search import search, study, trials
+from bertvision.lab import search
+from bertvision.lab.searches import optuna_study, trials
 settings = json.loads(sys.argv[1])
-study.BEAT, study.GRACE, study.POLL = 0.2, 2.0, 0.1
-train, pause, log = trials.Bench.train, settings.pop("pause"), open(settings.pop("log"), "a")
+optuna_study.HEARTBEAT_SECONDS, optuna_study.DEAD_AFTER_SECONDS, optuna_study.POLL_SECONDS = 0.2, 6.0, 0.1
+train, pause, log = trials.TrialRunner.train, settings.pop("pause"), open(settings.pop("log"), "a")
 
-def logged(self, todo, bars):
-    outcomes = train(self, todo, bars)
+def logged(self, todo, pruning_thresholds):
+    outcomes = train(self, todo, pruning_thresholds)
     time.sleep(pause)
     for each in todo:
         print(json.dumps(vars(each)), file=log, flush=True)
     return outcomes
 
-trials.Bench.train = logged
+trials.TrialRunner.train = logged
 found = search(make(**settings.pop("experiment")), **settings)
 print(json.dumps({"validation": found.validation, "score": found.runs[0].primary_score, "history": found.history}))
 """
@@ -70,7 +71,7 @@ def finished(url: str) -> dict[int, tuple]:
 
 def test_two_processes_never_run_the_same_trial(tiny, reviews, tmp_path):
     logs = [tmp_path / "one.log", tmp_path / "two.log"]
-    work = [start(tmp_path / "runs", log, settings(tiny, reviews), 0.3, together=1) for log in logs]
+    work = [start(tmp_path / "runs", log, settings(tiny, reviews), 0.3, trials_per_batch=1) for log in logs]
     one, two = map(result, work)
     assert one == two and len(one["history"]) == TRIALS
     tried = [log.read_text().splitlines() for log in logs]
@@ -82,10 +83,10 @@ def test_two_processes_never_run_the_same_trial(tiny, reviews, tmp_path):
 def test_killed_and_resumed_without_losing_finished_trials(tiny, reviews, tmp_path):
     url, log = f"sqlite:///{tmp_path}/shared.db", tmp_path / "log"
     made = make(**settings(tiny, reviews))
-    calm = search(made, trials=TRIALS, together=2, root=tmp_path / "calm")
+    calm = search(made, trials=TRIALS, trials_per_batch=2, root=tmp_path / "calm")
     known: dict[int, tuple] = {}
     for kill_after in (1, 5):
-        process = start(tmp_path / "runs", log, settings(tiny, reviews), 0.5, together=2, storage=url)
+        process = start(tmp_path / "runs", log, settings(tiny, reviews), 0.5, trials_per_batch=2, storage=url)
         until = time.monotonic() + 100
         while (len(log.read_text().splitlines()) if log.exists() else 0) < kill_after:
             assert process.poll() is None and time.monotonic() < until, process.stderr and process.stderr.read()
@@ -96,7 +97,7 @@ def test_killed_and_resumed_without_losing_finished_trials(tiny, reviews, tmp_pa
         assert known.items() <= now.items() and len(now) < TRIALS
         known = now
     assert known
-    last = result(start(tmp_path / "runs", log, settings(tiny, reviews), 0.0, together=2, storage=url))
+    last = result(start(tmp_path / "runs", log, settings(tiny, reviews), 0.0, trials_per_batch=2, storage=url))
     after = finished(url)
     assert known.items() <= after.items()  # neither lost nor done again
     assert len(last["history"]) == TRIALS == len(after)

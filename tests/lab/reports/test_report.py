@@ -7,17 +7,23 @@ import pytest
 
 import bertvision
 from bertvision.errors import BertVisionError
-from bertvision.lab import report
 from bertvision.lab.benchmarks import score_file
-from bertvision.lab.report import submission, tables
+from bertvision.lab.reports import tables, write_report, write_submission
+from bertvision.lab.reports.page import published_results
 from bertvision.runs import open_run
 from conftest import squad_json
-from report.conftest import FAST, HOSTILE
+from reports.conftest import FAST, HOSTILE
 
 
 def test_one_file_with_everything_in_it(page):
     text = page.read_text()
-    for word in ("films", "control: last, retrained", "Not as the protocol asks", "bertvision study", "2 seeds only"):
+    for word in (
+        "films",
+        "control: last, retrained",
+        "Deviations from the protocol",
+        "bertvision study",
+        "2 seeds only",
+    ):
         assert word in text
     assert "src=" not in text.split("<script>")[0] and "@import" not in text and "<link" not in text
     assert HOSTILE not in text  # a review must not become part of the page
@@ -25,7 +31,7 @@ def test_one_file_with_everything_in_it(page):
 
 
 def test_searches_are_shown(tmp_path):
-    """What a search writes (docs: search/__init__.py) becomes a table and two charts."""
+    """The files of a search (see searches/runner.py) become a table and two charts."""
     place = tmp_path / "stsb" / "tiny" / "search-heads-0a1b2c3d"
     place.mkdir(parents=True)
     setting = {"head": "adapter:size=8", "fraction": 0.3, "learning_rate": 1e-3, "epochs": 3.0}
@@ -36,7 +42,7 @@ def test_searches_are_shown(tmp_path):
     ]
     record = {"study": "x", "history": trials, "importance": {"learning_rate": 0.7, "size": 0.3}}
     (place / "search.json").write_text(json.dumps(record))
-    report.write_report([tmp_path], tmp_path / "report.html")
+    write_report([tmp_path], tmp_path / "report.html")
     text = (tmp_path / "report.html").read_text()
     assert "stsb: 6 trials" in text and "adapter:size=8" in text
     assert "search-0-0" in text and "search-0-1" in text and "Importance of settings" in text
@@ -57,22 +63,22 @@ def test_pictures_tables_and_numbers(page, results):
     assert pictures == {path.stem for path in files.glob("*.png")} and len(pictures) >= 8
 
 
-def test_cells_are_worded():
-    assert tables.cell("score", 81.2345) == "81.2" and tables.cell("over BERT", 1.25) == "+1.2"
-    assert tables.cell("p, BERT", 0.0004) == "< .001" and tables.cell("p, BERT", 0.0421) == "0.042"
-    assert tables.cell("parameters", 25538) == "25,538" and tables.cell("fraction", 0.3) == "0.3"
-    assert tables.cell("score", None) == "" and tables.cell("model", "BERT") == "BERT"
+def test_cells_are_formatted():
+    assert tables.format_cell("score", 81.2345) == "81.2" and tables.format_cell("over BERT", 1.25) == "+1.2"
+    assert tables.format_cell("p, BERT", 0.0004) == "< .001" and tables.format_cell("p, BERT", 0.0421) == "0.042"
+    assert tables.format_cell("parameters", 25538) == "25,538" and tables.format_cell("fraction", 0.3) == "0.3"
+    assert tables.format_cell("score", None) == "" and tables.format_cell("model", "BERT") == "BERT"
 
 
 def test_published_figures_stand_beside_the_same_task():
-    squad, mrpc = report.published("squad2"), report.published("mrpc")
-    assert any("less data" in part["title"].lower() for part in squad) and not report.published("films")
-    assert [row["task"]["shown"] for row in mrpc[0]["rows"]] == ["mrpc"]
+    squad, mrpc = published_results("squad2"), published_results("mrpc")
+    assert any("less data" in part["title"].lower() for part in squad) and not published_results("films")
+    assert [row["task"]["text"] for row in mrpc[0]["rows"]] == ["mrpc"]
 
 
 def test_nothing_to_report(tmp_path):
     with pytest.raises(BertVisionError, match="No results of studies below"):
-        report.write_report([tmp_path], tmp_path / "report.html")
+        write_report([tmp_path], tmp_path / "report.html")
 
 
 def test_glue_submission(tiny, tmp_path):
@@ -90,14 +96,14 @@ def test_glue_submission(tiny, tmp_path):
         "heads": ["learned"],
     }
     best = bertvision.run(root=tmp_path / "runs", **settings, **FAST).best
-    [path] = submission.write_submission(best.directory, tmp_path / "out", test)
+    [path] = write_submission(best.directory, tmp_path / "out", test)
     assert path.name == "SST-2.tsv"
     rows = [line.split("\t") for line in path.read_text().splitlines()]
     assert rows[0] == ["index", "prediction"] and [row[0] for row in rows[1:]] == ["0", "1"]
     said = bertvision.load(best.directory).predict(["the film was good", "the film was bad"])
     assert [row[1] for row in rows[1:]] == [str(["negative", "positive"].index(each["label"])) for each in said]
     with pytest.raises(BertVisionError, match="Name the official test file"):
-        submission.write_submission(best.directory, tmp_path / "out")
+        write_submission(best.directory, tmp_path / "out")
 
 
 def test_squad_submission_scores_as_the_run_does(tiny, tmp_path):
@@ -112,7 +118,7 @@ def test_squad_submission_scores_as_the_run_does(tiny, tmp_path):
     }
     best = bertvision.run(root=tmp_path / "runs", heads=["learned"], **settings, **FAST).best
     for file in (None, tmp_path / "dev-v2.0.json"):
-        predictions, chances = submission.write_submission(best.directory, tmp_path / "out", file)
+        predictions, chances = write_submission(best.directory, tmp_path / "out", file)
         scored = score_file(tmp_path / "dev-v2.0.json", predictions)
         assert scored["f1"] == pytest.approx(open_run(best.directory).primary_score)
         assert set(json.loads(chances.read_text())) == set(json.loads(predictions.read_text()))

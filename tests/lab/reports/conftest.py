@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from bertvision.lab import report, studies
 from bertvision.lab.experiment import make
-from bertvision.lab.studies import StudyOptions
+from bertvision.lab.reports import write_report
+from bertvision.lab.studies import StudyOptions, run_studies
 
 HOSTILE = "</script><script>document.title='broken'</script><b>bad & awful film</b>"
 FAST = {"train": {"epochs": 3, "learning_rate": 1e-2, "batch_size": 8}, "finetune": {"learning_rate": 1e-3}}
@@ -25,7 +25,7 @@ def results(tiny, reviews, tmp_path_factory) -> Path:
     )
     options = StudyOptions(seeds=[0, 1], shares=[0.0, 1.0], epochs=2)
     names = ["curve", "zoo", "ensemble", "less-data", "layer-weights", "head-epochs"]
-    found = list(studies.run(experiment, names, options=options, root=place / "runs"))
+    found = list(run_studies(experiment, names, options=options, root=place / "runs"))
     assert len(found) == len(names)
     return place
 
@@ -33,5 +33,5 @@ def results(tiny, reviews, tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def page(results) -> Path:
     out = results / "report.html"
-    report.write_report([results / "runs"], out, files=results / "files")
+    write_report([results / "runs"], out, files=results / "files")
     return out

@@ -1,4 +1,4 @@
-"""Train what trials ask for, on states that are computed once; nothing here knows of Optuna, or of dev."""
+"""Train the trials of a search on hidden states that are computed once. Optuna and dev are not used here."""
 
 import json
 import time
@@ -31,39 +31,40 @@ from bertvision.lab.pipeline.evaluation import validation_scores
 from bertvision.lab.pipeline.finetuning import new_bert
 from bertvision.lab.pipeline.head_training import new_head
 from bertvision.lab.pipeline.states import state_request, states
-from bertvision.lab.search.space import Setting, Space, reach
+from bertvision.lab.searches.space import Space, TrialSettings, covering_heads
 from bertvision.states import MEMORY
 from bertvision.training import FitOptions, ValidationScore, fit
 from bertvision.types import Batches, HeadShape, StateView
 
 PruningThresholds = Sequence[Sequence[float]]
-"""For each trial the scores that it must reach, epoch by epoch; fewer than epochs: no more is asked."""
+"""For each trial, the score that it must reach after each epoch. Epochs beyond the list have no threshold."""
 
 FAILURES = (BertVisionError, MemoryError, RuntimeError)  # PyTorch's "out of memory" is a RuntimeError
 
 
 @dataclass
-class Outcome:
-    """What came of a trial; all of it on validation."""
+class TrialOutcome:
+    """The outcome of a trial. All scores are validation scores."""
 
     validation_scores: list[ValidationScore] = field(default_factory=list)
-    """The best epoch's, one for each seed."""
+    """Those of the best epoch, one for each seed."""
     by_epoch: list[float] = field(default_factory=list)
-    """The best score so far after each epoch of the first seed."""
+    """The best score up to each epoch, for the first seed."""
     pruned: bool = False
     failed: str = ""
+    """The error message, if the trial failed."""
     seconds: float = 0.0
 
     @property
     def validation_score(self) -> ValidationScore:
-        """The mean over the seeds."""
+        """The mean score and the mean loss over the seeds."""
         scores, losses = zip(*self.validation_scores, strict=True)
         return sum(scores) / len(scores), sum(losses) / len(losses)
 
 
 @dataclass(frozen=True)
 class _OpenStates:
-    """The states of a fraction, ready to train on."""
+    """The hidden states of a seed at a fraction, opened for training."""
 
     data: ExperimentData
     checkpoint: Checkpoint
@@ -72,12 +73,12 @@ class _OpenStates:
 
 
 class TrialRunner:
-    """Where trials are trained: data without dev, fine-tuned backbones, and their states."""
+    """Trains trials. It holds the data without dev, the fine-tuning checkpoints, and their hidden states."""
 
     def __init__(self, experiment: Experiment, space: Space | None, seeds: Sequence[int], root: Path) -> None:
-        """`space`: which part of the states to compute; None: BERT alone is searched."""
+        """Load the data. `space` determines which hidden states are computed; None: BERT alone is tuned."""
         data = load_data(experiment)
-        # No trial can look at what it does not have.
+        # Trials cannot use dev, because they do not have it.
         self.data = replace(data, dev=data.validation)
         self.space = space
         self.seeds = list(seeds)
@@ -87,113 +88,118 @@ class TrialRunner:
 
     @property
     def per_token(self) -> bool:
-        """Whether the task is about tokens."""
+        """Whether the task predicts a value for each token."""
         return self.data.task.per_token
 
-    def of(self, seed: int) -> ExperimentData:
-        """The data as a seed sees them."""
+    def data_for(self, seed: int) -> ExperimentData:
+        """Return the data with the settings of a seed."""
         return replace(self.data, experiment=replace(self.data.experiment, seed=seed))
 
-    def make(self, place: Path, *, spread: bool = False) -> None:
-        """Fine-tune and compute the states, once for all trials and processes; the others wait.
+    def prepare(self, directory: Path, *, on_cluster: bool = False) -> None:
+        """Fine-tune the encoder and compute the hidden states once for all trials; other processes wait.
 
-        With `spread`, the machines of a cluster compute the states.
+        With `on_cluster`, the machines of the connected cluster compute the hidden states.
         """
         if self.space is None:
             return
-        with file_lock(place / "states", wait=True):
+        with file_lock(directory / "states", wait=True):
             for seed in self.seeds:
-                data = self.of(seed)
+                data = self.data_for(seed)
                 self.checkpoints[seed] = finetune(data, self.root)
                 if data.experiment.states == "store":
-                    for fraction in data.experiment.head_fractions:
-                        checkpoint = open_checkpoint(data, self.checkpoints[seed], fraction)
-                        view, _ = self._look(checkpoint)
-                        for name in ("train", "validation"):
-                            if not state_request(data, checkpoint, name, view).found():
-                                make_store(data, self.checkpoints[seed], checkpoint, name, view, spread=spread)
+                    self._store_states(data, self.checkpoints[seed], on_cluster)
 
-    def _look(self, checkpoint: Checkpoint) -> tuple[StateView, HeadShape]:
-        """What the heads of the space read between them."""
+    def _store_states(self, data: ExperimentData, checkpoints: CheckpointSet, on_cluster: bool) -> None:
+        for fraction in data.experiment.head_fractions:
+            checkpoint = open_checkpoint(data, checkpoints, fraction)
+            view, _ = self._required_view(checkpoint)
+            for name in ("train", "validation"):
+                if not state_request(data, checkpoint, name, view).found():
+                    make_store(data, checkpoints, checkpoint, name, view, on_cluster=on_cluster)
+
+    def _required_view(self, checkpoint: Checkpoint) -> tuple[StateView, HeadShape]:
+        """Return the part of the hidden states that the heads of the space read, and their input shape."""
         assert self.space is not None
-        configs = list(reach(self.space, self.data.head_configs, per_token=self.per_token))
+        configs = list(covering_heads(self.space, self.data.head_configs, per_token=self.per_token))
         shape = self.data.shape(checkpoint.encoder, configs)
         return required_view(configs, shape), shape
 
     def open_states(self, seed: int, fraction: float) -> _OpenStates:
-        """Open the states of a fraction; as many as memory allows stay open."""
+        """Open the hidden states of a seed at a fraction. As many as memory allows stay open."""
         key = seed, fraction
         if key in self._open_states:
             self._open_states.move_to_end(key)
             return self._open_states[key]
         while self._open_states and psutil.virtual_memory().available < 3 * MEMORY:
             self._open_states.popitem(last=False)
-        data = self.of(seed)
+        data = self.data_for(seed)
         checkpoint = open_checkpoint(data, self.checkpoints[seed], fraction)
-        view, _ = self._look(checkpoint)
-        read = partial(states, data, checkpoint, view=view)
-        validation = read("validation", tokens=data.ordered(data.validation))
-        train = read("train", tokens=data.shuffled(data.heads))
+        view, _ = self._required_view(checkpoint)
+        open_split = partial(states, data, checkpoint, view=view)
+        validation = open_split("validation", tokens=data.ordered(data.validation))
+        train = open_split("train", tokens=data.shuffled(data.heads))
         self._open_states[key] = _OpenStates(data, checkpoint, train, validation)
         return self._open_states[key]
 
-    def train(self, settings: Sequence[Setting], pruning_thresholds: PruningThresholds) -> list[Outcome]:
-        """Train every setting with every seed, those that share states in one pass, each as if alone.
+    def train(self, settings: Sequence[TrialSettings], pruning_thresholds: PruningThresholds) -> list[TrialOutcome]:
+        """Train all trials with all seeds. Trials that share hidden states are trained in one pass, independently.
 
-        After epoch i of the first seed a trial whose best score so far is below its bars[i] is given up.
+        After epoch i of the first seed, a trial whose best score so far is below its threshold i is pruned.
         """
-        outcomes = [Outcome() for _ in settings]
-        for turn, seed in enumerate(self.seeds):
-            going = {i: each for i, each in enumerate(settings) if not (outcomes[i].pruned or outcomes[i].failed)}
-            for fraction in sorted({each.fraction for each in going.values()}):
-                group = {i: each for i, each in going.items() if each.fraction == fraction}
+        outcomes = [TrialOutcome() for _ in settings]
+        for seed_index, seed in enumerate(self.seeds):
+            active = {i: each for i, each in enumerate(settings) if not (outcomes[i].pruned or outcomes[i].failed)}
+            for fraction in sorted({each.fraction for each in active.values()}):
+                group = {i: each for i, each in active.items() if each.fraction == fraction}
                 with use_cpu_optimizations(self.data.experiment.cpu_optimizations):
-                    self._attempt(seed, group, outcomes, None if turn else pruning_thresholds)
+                    self._train_group(seed, group, outcomes, None if seed_index else pruning_thresholds)
         return outcomes
 
-    def train_elsewhere(self, settings: Sequence[Setting], pruning_thresholds: PruningThresholds) -> list[Outcome]:
-        """The same on the cluster that was connected, every trial a task."""
-        order = TrialJob(
+    def train_on_cluster(
+        self, settings: Sequence[TrialSettings], pruning_thresholds: PruningThresholds
+    ) -> list[TrialOutcome]:
+        """Train all trials on the connected cluster, one job per trial."""
+        job = TrialJob(
             settings=absolute(self.data.experiment).to_dict(),
             space=None if self.space is None else asdict(self.space),
             seeds=self.seeds,
             root=str(self.root.absolute()),
             checkpoints={seed: str(checkpoints.directory.absolute()) for seed, checkpoints in self.checkpoints.items()},
         )
-        orders = [(order, setting, list(own)) for setting, own in zip(settings, pruning_thresholds, strict=True)]
-        return cluster.map_over(train_there, orders, "train trials", lambda reason: Outcome(failed=reason))
+        jobs = [(job, each, list(own)) for each, own in zip(settings, pruning_thresholds, strict=True)]
+        return cluster.map_on_cluster(train_trial, jobs, "train trials", lambda reason: TrialOutcome(failed=reason))
 
-    def _attempt(
+    def _train_group(
         self,
         seed: int,
-        group: Mapping[int, Setting],
-        outcomes: list[Outcome],
+        group: Mapping[int, TrialSettings],
+        outcomes: list[TrialOutcome],
         pruning_thresholds: PruningThresholds | None,
     ) -> None:
-        """Train together; if that fails, each alone, so that only the culprit fails."""
+        """Train trials in one pass. If that fails, train each alone, so that only the failing ones are lost."""
         try:
-            work = self._heads if self.space else self._bert
-            work(seed, group, outcomes, pruning_thresholds)
+            train = self._train_heads if self.space else self._finetune_bert
+            train(seed, group, outcomes, pruning_thresholds)
         except FAILURES as error:
             if len(group) == 1:
                 (i,) = group
                 outcomes[i].failed = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
                 return
             for i, setting in group.items():
-                if pruning_thresholds is not None:  # what it had reported is reported again
-                    outcomes[i] = Outcome()
-                self._attempt(seed, {i: setting}, outcomes, pruning_thresholds)
+                if pruning_thresholds is not None:  # the scores of the first attempt would be reported twice
+                    outcomes[i] = TrialOutcome()
+                self._train_group(seed, {i: setting}, outcomes, pruning_thresholds)
 
-    def _heads(
+    def _train_heads(
         self,
         seed: int,
-        group: Mapping[int, Setting],
-        outcomes: list[Outcome],
+        group: Mapping[int, TrialSettings],
+        outcomes: list[TrialOutcome],
         pruning_thresholds: PruningThresholds | None,
     ) -> None:
         fraction = next(iter(group.values())).fraction
         open_states = self.open_states(seed, fraction)
-        view, shape = self._look(open_states.checkpoint)
+        view, shape = self._required_view(open_states.checkpoint)
         models = {
             str(i): new_head(open_states.data, HeadConfig.parse(each.head), shape, view) for i, each in group.items()
         }
@@ -201,18 +207,18 @@ class TrialRunner:
         batch_size = open_states.data.heads.batch_size
         configs = {name: replace(optim, batch_size=batch_size) for name, optim in configs.items()}
 
-        def validate(train_states: dict[str, nn.Module]) -> dict[str, ValidationScore]:
-            found = validation_scores(open_states.data, open_states.validation, train_states)
+        def validate(models: dict[str, nn.Module]) -> dict[str, ValidationScore]:
+            scores = validation_scores(open_states.data, open_states.validation, models)
             if pruning_thresholds is None:
-                return found
-            for name, (score, _) in list(found.items()):
+                return scores
+            for name, (score, _) in list(scores.items()):
                 outcome = outcomes[int(name)]
                 outcome.by_epoch.append(max([score, *outcome.by_epoch[-1:]]))
                 epoch, own = len(outcome.by_epoch) - 1, pruning_thresholds[int(name)]
                 if epoch < len(own) and outcome.by_epoch[-1] < own[epoch]:
                     outcome.pruned = True
-                    del found[name]
-            return found
+                    del scores[name]  # `fit` stops training models without a score
+            return scores
 
         train_states = fit(
             models,
@@ -233,14 +239,14 @@ class TrialRunner:
                 score, loss = train_state.validation_scores[train_state.best_epoch - 1]
                 outcome.validation_scores.append((score, loss))
 
-    def _bert(
+    def _finetune_bert(
         self,
         seed: int,
-        group: Mapping[int, Setting],
-        outcomes: list[Outcome],
+        group: Mapping[int, TrialSettings],
+        outcomes: list[TrialOutcome],
         pruning_thresholds: PruningThresholds | None,
     ) -> None:
-        data = self.of(seed)
+        data = self.data_for(seed)
         for i, setting in group.items():
             began = time.perf_counter()
             tried = setting.experiment(data.experiment).finetune
@@ -262,7 +268,7 @@ class TrialRunner:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialJob:
-    """What a machine elsewhere needs to train a trial, beside its setting, the shared directory and the data."""
+    """What a worker needs to train a trial, in addition to its settings, the shared directory and the data."""
 
     settings: dict[str, Any]
     space: dict[str, Any] | None
@@ -271,17 +277,17 @@ class TrialJob:
     checkpoints: dict[int, str]
 
 
-def train_there(ordered: tuple[TrialJob, Setting, list[float]]) -> Outcome:
-    """Train one trial."""
-    order, setting, pruning_thresholds = ordered
-    runner = _runner(json.dumps([order.settings, order.space, order.seeds, order.root]))
-    runner.checkpoints = {seed: CheckpointSet(Path(place), []) for seed, place in order.checkpoints.items()}
-    return runner.train([setting], [pruning_thresholds])[0]
+def train_trial(item: tuple[TrialJob, TrialSettings, list[float]]) -> TrialOutcome:
+    """Train one trial on a worker."""
+    job, settings, pruning_thresholds = item
+    runner = _runner(json.dumps([job.settings, job.space, job.seeds, job.root]))
+    runner.checkpoints = {seed: CheckpointSet(Path(directory), []) for seed, directory in job.checkpoints.items()}
+    return runner.train([settings], [pruning_thresholds])[0]
 
 
 @lru_cache(maxsize=1)
-def _runner(order: str) -> TrialRunner:
-    """The bench of a process, with its states; used again for the next trial."""
-    settings, space, seeds, root = json.loads(order)
-    known = None if space is None else merge(Space(), space)
-    return TrialRunner(merge(Experiment(), settings), known, seeds, Path(root))
+def _runner(job: str) -> TrialRunner:
+    """Return the trial runner of a worker process. It is kept for the next trial, with its hidden states."""
+    settings, values, seeds, root = json.loads(job)
+    space = None if values is None else merge(Space(), values)
+    return TrialRunner(merge(Experiment(), settings), space, seeds, Path(root))

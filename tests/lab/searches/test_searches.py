@@ -9,14 +9,15 @@ import optuna
 import pytest
 
 from bertvision.errors import BertVisionError
+from bertvision.heads import DEFAULT_LEARNING_RATES, HeadConfig, default_head
 from bertvision.lab import experiment as config
-from bertvision.lab import pipeline
+from bertvision.lab import pipeline, search
 from bertvision.lab.experiment import make
 from bertvision.lab.pipeline import load_data
-from bertvision.lab.search import Setting, Space, search
-from bertvision.lab.search.space import CANDIDATES, BertSpace, check, usual
-from bertvision.lab.search.study import pruning_thresholds
-from bertvision.lab.search.trials import TrialRunner
+from bertvision.lab.searches import Space, TrialSettings
+from bertvision.lab.searches.optuna_study import pruning_thresholds
+from bertvision.lab.searches.space import CANDIDATES, BertSpace, check_space, default_trial, suggest_settings
+from bertvision.lab.searches.trials import TrialRunner
 
 QUICK = {"fractions": [0.5], "finetune": {"learning_rate": 1e-3}, "controls": False}
 SPACE = ["learning_rate=[1e-3,3e-2]", "epochs=[2,4]", "size=[4,8]"]
@@ -35,7 +36,7 @@ def experiment(tiny, reviews):
 @pytest.fixture(scope="module")
 def found(experiment, tmp_path_factory):
     root = tmp_path_factory.mktemp("search")
-    return search(experiment, trials=12, together=4, space=SPACE, root=root)
+    return search(experiment, trials=12, trials_per_batch=4, space=SPACE, root=root)
 
 
 def test_the_best_is_refitted_and_written_down(found, tmp_path):
@@ -43,7 +44,7 @@ def test_the_best_is_refitted_and_written_down(found, tmp_path):
     complete = [row["validation"] for row in found.history if row["validation"] is not None]
     (run,) = found.runs
     assert found.validation == max(complete) == run.validation_score[0]
-    assert run.name == found.setting.head and run.metrics.learning_rate == found.setting.learning_rate
+    assert run.name == found.settings.head and run.metrics.learning_rate == found.settings.learning_rate
     record = json.loads((found.directory / "search.json").read_text())
     assert record["final"][0]["score"] == run.metrics.scores and len(record["history"]) == 12
     assert sum(record["importance"].values()) == pytest.approx(1)
@@ -55,24 +56,24 @@ def test_the_best_is_refitted_and_written_down(found, tmp_path):
 
 
 def test_the_same_search_finds_the_same(found, experiment, tmp_path):
-    again = search(experiment, trials=12, together=4, space=SPACE, root=tmp_path)
+    again = search(experiment, trials=12, trials_per_batch=4, space=SPACE, root=tmp_path)
     assert told(again) == told(found)
 
 
 def test_a_finished_search_trains_nothing_and_more_trials_go_on(found, experiment, monkeypatch):
     root = found.directory.parents[2]
     monkeypatch.setattr(TrialRunner, "train", lambda *a, **k: pytest.fail("trained again"))
-    again = search(experiment, trials=12, together=4, space=SPACE, root=root)
+    again = search(experiment, trials=12, trials_per_batch=4, space=SPACE, root=root)
     assert again.history == found.history
     monkeypatch.undo()
-    more = search(experiment, trials=14, together=4, space=SPACE, root=root)
+    more = search(experiment, trials=14, trials_per_batch=4, space=SPACE, root=root)
     assert len(more.history) == 14 and more.history[:12] == found.history
 
 
-def test_trained_together_or_alone_is_the_same(experiment, tmp_path):
+def test_batch_size_does_not_change_the_trials(experiment, tmp_path):
     found = [
-        search(experiment, trials=4, together=4, space=SPACE, root=tmp_path / "a"),
-        search(experiment, trials=4, together=1, space=SPACE, root=tmp_path / "b"),
+        search(experiment, trials=4, trials_per_batch=4, space=SPACE, root=tmp_path / "a"),
+        search(experiment, trials=4, trials_per_batch=1, space=SPACE, root=tmp_path / "b"),
     ]
     assert [row["by_epoch"] for row in found[0].history] == [row["by_epoch"] for row in found[1].history]
 
@@ -86,9 +87,9 @@ def test_dev_labels_change_nothing_but_the_final_score(reviews, tiny, tmp_path):
         (tmp_path / f"{name}.csv").write_text("\n".join([lines[0], *rows]) + "\n")
         files = {"train_file": str(tmp_path / "train.csv"), "dev_file": str(tmp_path / f"{name}.csv")}
         made = make(**files, encoder=str(tiny), **QUICK)
-        results.append(search(made, trials=6, together=3, space=SPACE, root=tmp_path / name))
+        results.append(search(made, trials=6, trials_per_batch=3, space=SPACE, root=tmp_path / name))
     one, other = results
-    assert told(one) == told(other) and one.setting == other.setting
+    assert told(one) == told(other) and one.settings == other.settings
     np.testing.assert_array_equal(one.runs[0].predictions().logits, other.runs[0].predictions().logits)
     assert one.runs[0].primary_score == pytest.approx(100 - other.runs[0].primary_score)
 
@@ -117,7 +118,7 @@ def test_fractions_and_heads_are_searched(experiment, tmp_path):
         fractions=[0.0, 0.5],
         controls=False,
     )
-    found = search(made, trials=10, together=10, space=SPACE, root=tmp_path)
+    found = search(made, trials=10, trials_per_batch=10, space=SPACE, root=tmp_path)
     tried = [row["setting"] for row in found.history]
     assert {each["fraction"] for each in tried} == {0.0, 0.5}
     assert {each["head"].split(":")[0] for each in tried} == {"learned", "adapter", "bert-head"}
@@ -127,12 +128,12 @@ def test_fractions_and_heads_are_searched(experiment, tmp_path):
 
 
 def test_bert_is_searched_with_the_same_budget(experiment, tmp_path):
-    found = search(experiment, what="bert", trials=3, space=["epochs=[1,2]"], root=tmp_path)
-    assert len(found.history) == 3 and not found.setting.head
+    found = search(experiment, target="bert", trials=3, space=["epochs=[1,2]"], root=tmp_path)
+    assert len(found.history) == 3 and not found.settings.head
     (run,) = found.runs
     # The trial and the fine-tuning that is kept are the same, step by step.
     assert run.kind == "bert" and run.validation_score[0] == found.validation
-    assert found.experiment.finetune.schedule == "linear" and found.experiment.fractions == [found.setting.epochs]
+    assert found.experiment.finetune.schedule == "linear" and found.experiment.fractions == [found.settings.epochs]
 
 
 def test_spans(tiny, tmp_path):
@@ -150,28 +151,28 @@ def test_failed_trials_are_recorded_and_the_search_goes_on(experiment, tmp_path)
     """A trillion numbers fit into no memory, and 1e30 is no learning rate; what trains beside them is not harmed."""
     made = config.replace(experiment, heads=["adapter"])
     space = ["size=[4,1000000000000]", "learning_rate=[1e-3,1e-2]", "epochs=[2,2]"]
-    found = search(made, trials=8, together=4, space=space, root=tmp_path)
+    found = search(made, trials=8, trials_per_batch=4, space=space, root=tmp_path)
     failed = [row for row in found.history if row["state"] == "fail"]
     assert 0 < len(failed) < 8 and all("alloc" in row["failed"] for row in failed)
     assert {row["params"]["size"] for row in failed} == {10**12}
     assert f"Trial {failed[0]['number']} failed: " in (found.directory / "search.md").read_text()
-    with pytest.raises(BertVisionError, match="Every trial failed. The first said: its loss became"):
+    with pytest.raises(BertVisionError, match="Every trial failed. The first error: its loss became"):
         search(made, trials=2, space=["learning_rate=[1e30,1e30]", "size=[4]"], root=tmp_path)
 
 
-def test_poor_trials_are_given_up(experiment, tmp_path):
+def test_poor_trials_are_pruned(experiment, tmp_path):
     made = config.replace(experiment, heads=["adapter"], head_fractions=[0.5])
     runner = TrialRunner(made, Space(), [0, 1], tmp_path)
-    runner.make(tmp_path)
-    settings = [Setting(head=head, fraction=0.5, learning_rate=1e-4, epochs=4) for head in ("learned", "mean")]
+    runner.prepare(tmp_path)
+    settings = [TrialSettings(head=head, fraction=0.5, learning_rate=1e-4, epochs=4) for head in ("learned", "mean")]
     high, low, alone = (runner.train(settings, [at] * 2) for at in ([-math.inf, 101.0], [-math.inf, 0.0], []))
-    for given_up, kept, calm in zip(high, low, alone, strict=True):
-        assert given_up.pruned and not given_up.validation_scores and given_up.by_epoch == calm.by_epoch[:2]
+    for pruned, kept, calm in zip(high, low, alone, strict=True):
+        assert pruned.pruned and not pruned.validation_scores and pruned.by_epoch == calm.by_epoch[:2]
         assert not kept.pruned and kept.validation_scores == calm.validation_scores and len(kept.validation_scores) == 2
         assert kept.by_epoch == sorted(calm.by_epoch)
 
 
-def test_bars_are_medians_of_finished_trials():
+def test_pruning_thresholds_are_medians_of_finished_trials():
     study = optuna.create_study(direction="maximize")
     for curve in ([1, 2, 3], [2, 2], [3, 4, 5], [0, 0, 0]):
         tell(study, curve)
@@ -206,7 +207,7 @@ def test_a_shard_is_drawn_at_random(tiny, tmp_path, messages):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"what": "beret"}, "Did you mean 'bert'"),
+        ({"target": "beret"}, "Did you mean 'bert'"),
         ({"space": ["sizes=[3]"]}, "Did you mean 'size'"),
         ({"space": ["learning_rate=[1e-2,1e-4]"]}, "in this order"),
         ({"space": ["size=[]"]}, "space of size is empty"),
@@ -226,7 +227,7 @@ def test_mistakes_get_a_sentence_and_cost_no_fine_tuning(experiment, tmp_path, c
 
 def test_the_default_is_tried_first(experiment, tmp_path):
     found = search(experiment, trials=1, root=tmp_path)
-    assert found.setting == Setting(
+    assert found.settings == TrialSettings(
         head="adapter:dropout=0.0,layers=all,members=3,size=32,token_pooling=max",
         fraction=0.5,
         learning_rate=2e-3,
@@ -234,24 +235,46 @@ def test_the_default_is_tried_first(experiment, tmp_path):
     )
 
 
-def test_what_is_usual_is_told_by_kind_if_the_space_has_it():
-    def told(kind, space, heads=None):
-        experiment = replace(make(), heads=list(heads or CANDIDATES.get(kind, [])), head_fractions=[0.3])
-        known = {"usual_rate": 1e-4, "kind": kind}
-        return usual(check(space, **known), experiment, **known)
+def first_trial(kind, space=None, heads=None):
+    experiment = replace(make(), heads=list(heads or CANDIDATES.get(kind, [])), head_fractions=[0.3])
+    defaults = {"default_rate": 1e-4, "kind": kind}
+    return default_trial(check_space(space or Space(), **defaults), experiment, **defaults)
 
-    common = {"learning_rate": 2e-3, "epochs": 3, "fraction": 0.3, "size": 32, "layers": "all", "dropout": 0.0}
-    both = "adapter:encoding=both,members=3,token_pooling=max+compare+align"
-    assert told("pair", Space()) == common | {"head": both, "layers": "every2"}
-    assert told("text", Space()) == common | {"head": "adapter:members=3", "token_pooling": "max"}
-    assert told("span", Space()) == common | {"head": "adapter-skip", "size": 64, "learning_rate": 1e-3}
-    fixed = told("text", Space(), ["adapter:members=3,token_pooling=cls", "adapter:members=3,size=32"])
+
+COMMON = {"learning_rate": 2e-3, "epochs": 3, "fraction": 0.3, "size": 32, "layers": "all", "dropout": 0.0}
+BOTH = "adapter:encoding=both,members=3,token_pooling=max+compare+align"
+
+
+@pytest.mark.parametrize("kind", CANDIDATES)
+def test_the_first_trial_is_the_default_head_of_every_kind_of_task(kind):
+    """Drawn from the search space, the first trial has exactly the settings that `run` uses by default."""
+    experiment = replace(make(), heads=CANDIDATES[kind], head_fractions=[0.3])
+    defaults = {"default_rate": 1e-4, "kind": kind}
+    space = check_space(Space(), **defaults)
+    study = optuna.create_study()
+    study.enqueue_trial(default_trial(space, experiment, **defaults))
+    settings = suggest_settings(space, study.ask(), experiment, per_token=kind == "span")
+    expected, found = default_head(kind), HeadConfig.parse(settings.head)
+    assert (found.name, found.options) == (expected.name, expected.options)
+    assert (settings.learning_rate, settings.epochs) == (DEFAULT_LEARNING_RATES[kind], make().train.epochs)
+
+
+def test_the_first_trial_by_kind_of_task():
+    assert first_trial("pair") == COMMON | {"head": BOTH, "layers": "every2"}
+    assert first_trial("text") == COMMON | {"head": "adapter:members=3", "token_pooling": "max"}
+    assert first_trial("span") == COMMON | {"head": "adapter-skip", "size": 64, "learning_rate": 1e-3}
+    fixed = first_trial("text", heads=["adapter:members=3,token_pooling=cls", "adapter:members=3,size=32"])
     assert fixed["head"] == "adapter:members=3,size=32" and "size" not in fixed
-    assert told("bert", BertSpace()) == {"learning_rate": 1e-4, "epochs": 1}
-    for lacking in (Space(size=[8]), Space(learning_rate=[3e-3, 4e-3]), Space(epochs=[6, 7]), Space(layers=["all"])):
-        assert told("pair", lacking) == {}
-    assert told("text", Space(token_pooling=["cls"])) == {}
-    assert (
-        told("pair", Space(), ["learned", "adapter"]) == {}
-        and told("bert", BertSpace(learning_rate=[1e-5, 2e-5])) == {}
-    )
+    assert first_trial("bert", BertSpace()) == {"learning_rate": 1e-4, "epochs": 1}
+
+
+def test_where_the_space_lacks_a_default_the_first_trial_has_the_closest_value():
+    pair = COMMON | {"head": BOTH, "layers": "every2"}
+    assert first_trial("pair", Space(size=[8, 20])) == pair | {"size": 20}
+    assert first_trial("pair", Space(learning_rate=[3e-3, 4e-3])) == pair | {"learning_rate": 3e-3}
+    assert first_trial("pair", Space(epochs=[6, 7])) == pair | {"epochs": 6}
+    assert first_trial("pair", Space(layers=["all"])) == pair | {"layers": "all"}
+    assert first_trial("text", Space(token_pooling=["cls"]))["token_pooling"] == "cls"
+    assert first_trial("pair", heads=["learned", "adapter"])["head"] == "adapter"
+    assert first_trial("pair", heads=["learned"])["head"] == "learned"
+    assert first_trial("bert", BertSpace(learning_rate=[1e-5, 2e-5])) == {"learning_rate": 2e-5, "epochs": 1}

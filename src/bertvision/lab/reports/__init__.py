@@ -1,0 +1,6 @@
+"""Reports: one HTML page of all studies and searches, figures and tables as files, and leaderboard submissions."""
+
+from bertvision.lab.reports.submission import write_submission
+from bertvision.lab.reports.writer import write_report
+
+__all__ = ["write_report", "write_submission"]

@@ -1,0 +1,91 @@
+"""The rules of the code base that a reader relies on: small functions, a small core, one vocabulary."""
+
+import ast
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from test_import_rules import CORE, SOURCE, owner
+
+MAX_CORE_LINES = 7000
+MAX_LINES = 60
+MAX_PARAMETERS = 8
+OPTIONAL = {"cpu_optimizations"}
+"""Packages that the plain path can be read without."""
+
+RETIRED = set(
+    """Kept Stored Streamed Wanted Copies Joint Reader Last Select reads_first halved Trunk Trunks Predictor Prepared
+    Tuned Point Loaded Reading Known Student Grade descend give_back quicken Words narrow whole fold carry begin_from
+    carve
+    lay_over Lab Bench bars Order Cell Piece Mixed Together Served clerks Guard Ask say SPEAKS notify gather gathers
+    copies pace paces activations backbones trunks predictor together looking comparing chorus nursery made test_group
+    test_layers runtime probing prepared""".split()
+)
+"""Words of the first version that must not come back as the name of a class, function, module, file or option."""
+
+
+def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Yield every function and method of a file."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def core_files() -> list[Path]:
+    """Return the files of the core."""
+    names = {name for row in CORE for name in row} - OPTIONAL | {"__init__"}
+    return [path for path in sorted(SOURCE.rglob("*.py")) if owner(path) in names]
+
+
+def test_core_is_small_enough_to_be_read():
+    assert sum(len(path.read_text().splitlines()) for path in core_files()) <= MAX_CORE_LINES
+
+
+def test_functions_of_the_core_are_short():
+    long = [
+        f"{path.relative_to(SOURCE)}:{node.lineno} {node.name}"
+        for path in core_files()
+        for node in functions(path)
+        if node.end_lineno - node.lineno + 1 > MAX_LINES
+    ]
+    assert long == []
+
+
+def test_functions_of_the_core_have_few_parameters():
+    wide = [
+        f"{path.relative_to(SOURCE)}:{node.lineno} {node.name}"
+        for path in core_files()
+        for node in functions(path)
+        if len([a for a in node.args.args + node.args.kwonlyargs if a.arg not in ("self", "cls")]) > MAX_PARAMETERS
+    ]
+    assert wide == []
+
+
+@pytest.mark.parametrize("root", [SOURCE, Path(__file__).parent], ids=["src", "tests"])
+def test_retired_words_name_nothing(root):
+    names = []
+    for path in sorted(root.rglob("*.py")):
+        names += [(path.name, part) for part in (*path.relative_to(root).parts[:-1], path.stem)]
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                names.append((path.name, node.name))
+    assert [(file, name) for file, name in names if name in RETIRED] == []
+
+
+def test_no_two_classes_share_a_name():
+    classes = Counter(
+        node.name
+        for path in SOURCE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    )
+    assert [name for name, count in classes.items() if count > 1] == []
+
+
+def test_init_files_only_export():
+    for path in SOURCE.rglob("__init__.py"):
+        if path.parent != SOURCE:  # the package itself loads its names lazily
+            defined = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)]
+            assert not defined, path
