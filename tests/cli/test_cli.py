@@ -203,7 +203,7 @@ def test_runs(cli, runs):
     _, out, _ = cli("runs", "show", result.best.directory)
     assert "accuracy" in out and "parameters" in out
     _, out, _ = cli("runs", "show", result.best.directory, "--json")
-    assert json.loads(out)["metrics"]["primary"] == "accuracy"
+    assert json.loads(out)["metrics"]["primary_metric"] == "accuracy"
     _, out, _ = cli("runs", "compare", *[run.directory for run in result.runs], "--json")
     rows = json.loads(out)
     assert rows[0]["difference"] == 0 and rows[0]["95 % of it"] == [0, 0] and len(rows) == len(result.runs)
