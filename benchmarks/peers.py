@@ -350,9 +350,9 @@ def report(given: argparse.Namespace) -> None:
         "each its own run, whose rate falls to zero. Memory: the peak no file backs, above "
         "imports, of the whole and of the head stage.",
         "",
-        "Full fine-tuning, LoRA and BitFit stop at three epochs here, which is too short: longer fine-tuning ties with "
-        "or beats our defaults on mrpc, snli and rotten-tomatoes (README, Beside its peers). Read the statements below as "
-        "statements about these lengths only.",
+        "Full fine-tuning, LoRA and BitFit stop at three epochs here, which is too short: longer fine-tuning ties "
+        "with or beats our defaults on mrpc, snli and rotten-tomatoes (README, Beside its peers). Read the "
+        "statements below as statements about these lengths only.",
         "",
         *headline(found),
         "",

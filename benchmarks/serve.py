@@ -109,7 +109,7 @@ def percentiles(latencies: np.ndarray) -> str:
 
 def texts_of(predictor: TrainedModel, longest: int, about: int, count: int) -> list[str]:
     """Make texts of real sentences: of about `about` tokens, at most `longest`."""
-    sentences = [example.texts[0] for example in dev_examples(experiment_of(predictor.run), lambda message: None)]
+    sentences = [example.texts[0] for example in dev_examples(experiment_of(predictor.run))]
     draw, made = random.Random(0), []
     lengths = dict(zip(sentences, predictor.encode(sentences).lengths.tolist(), strict=True))
     while len(made) < count:
@@ -275,7 +275,7 @@ def _wait(port: int) -> list[str]:
 
 def onnx(report: Report, predictor: TrainedModel, short: list[str], place: Path) -> None:
     """Measure one answer at a time, with torch and with onnxruntime, at equal answers."""
-    examples = dev_examples(experiment_of(predictor.run), lambda message: None)
+    examples = dev_examples(experiment_of(predictor.run))
     (parity,) = export_onnx([predictor], place, [examples])
     exported = load_all([place])[0]
     eager, fast = (latency(each.predict, short, 300) for each in (predictor, exported))

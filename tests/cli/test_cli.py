@@ -371,7 +371,7 @@ def test_search(cli, tiny, reviews, tmp_path):
     words += ["--set", "controls=false"]
     code, out, err = cli(*words)
     assert code == 0, err
-    assert "4 of 4 trials; best on validation" in err and "Importance: " in out and "complete" in out
+    assert "4 of 4 trials; best validation score" in err and "Importance: " in out and "complete" in out
     file = Path(re.search(r"Experiment: (.*best.toml)", out)[1])
     code, out, err = cli(*words, "--json")
     found = json.loads(out)

@@ -26,7 +26,7 @@ def words(tiny, reviews):
 
 
 @pytest.fixture(scope="module")
-def whole(tiny, reviews, tmp_path_factory):
+def extracted(tiny, reviews, tmp_path_factory):
     """Runs with the stores of all layers, exact; nobody may change them."""
     root = tmp_path_factory.mktemp("runs")
     experiment = make(
@@ -41,10 +41,10 @@ def whole(tiny, reviews, tmp_path_factory):
 
 
 @pytest.fixture
-def runs(whole, tmp_path):
+def runs(extracted, tmp_path):
     """A copy that a test may change: the root, and where its stores are."""
-    shutil.copytree(whole[0], tmp_path / "runs")
-    return tmp_path / "runs", tmp_path / "runs" / whole[1]["train"].path.parent.relative_to(whole[0])
+    shutil.copytree(extracted[0], tmp_path / "runs")
+    return tmp_path / "runs", tmp_path / "runs" / extracted[1]["train"].path.parent.relative_to(extracted[0])
 
 
 def tree(path: Path) -> dict[str, int]:
@@ -68,8 +68,8 @@ def test_help_has_an_example(cli, command):
     assert code == 0 and f"Example: bertvision {command}" in re.sub(r"\s+", " ", out)
 
 
-def test_extract_writes_once(cli, whole, words):
-    root, stores = whole
+def test_extract_writes_once(cli, extracted, words):
+    root, stores = extracted
     before = tree(root)
     code, out, _ = cli("extract", *words, "--store-dtype", "float32", "--runs", root, "--json")
     made = json.loads(out)
@@ -100,13 +100,13 @@ def test_mistakes_cost_no_fine_tuning(cli, words, tmp_path):
     refused(cli(*extract, "--store-dtype", "int88"), "Unknown type of stored states 'int88'", "Did you mean 'int8'")
     refused(cli(*extract, "--splits", "trian"), "Unknown split 'trian'", "Did you mean 'train'")
     refused(cli(*extract, "--splits", ","), "Name a split")
-    refused(cli(*extract, "--layers", "3-9"), "layers that do not exist: there are 0 to 3")
+    refused(cli(*extract, "--layers", "3-9"), "layers that do not exist: there are layers 0 to 3")
     refused(cli(*extract, "--layers", "top"), "is not understood")
     refused(cli(*extract, "--at", "0.5,1", "--store-dir", tmp_path / "s"), "can hold one fraction only")
     estimate = ["store", "estimate", *words]
     refused(cli(*estimate, "--splits", "devv"), "Did you mean 'dev'")
     refused(cli(*estimate, "--splits", ""), "Name a split")
-    refused(cli(*estimate, "--layers", "3-9"), "there are 0 to 3")
+    refused(cli(*estimate, "--layers", "3-9"), "there are layers 0 to 3")
     assert not root.exists()
 
 
@@ -127,8 +127,8 @@ def test_usage_errors_are_2_and_others_1(cli, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_info(cli, whole):
-    store = whole[1]["train"]
+def test_info(cli, extracted):
+    store = extracted[1]["train"]
     code, out, _ = cli("store", "info", store.path, "--json")
     found = json.loads(out)
     assert code == 0 and found["identity"] == store.identity and found["rows"] == store.rows
@@ -174,16 +174,16 @@ def test_list(cli, runs):
     assert code == 0 and "No stores under" in out
 
 
-def test_convert(cli, whole, tmp_path):
-    store = whole[1]["dev"].path
+def test_convert(cli, extracted, tmp_path):
+    store = extracted[1]["dev"].path
     code, out, _ = cli("store", "convert", store, tmp_path / "a", "--type", "int4", "--layers", "last", "--json")
     (made,) = json.loads(out)
     assert code == 0 and (made["type"], made["layers"], made["kept"]) == ("int4", [3], "all")
     code, out, _ = cli("store", "convert", store, tmp_path / "b", "--first")
     assert code == 0 and "float32" in out and Store(tmp_path / "b").view.first_token_only
     assert cli("store", "verify", tmp_path / "a")[0] == cli("store", "verify", tmp_path / "b")[0] == 0
-    refused(cli("store", "convert", tmp_path / "a", tmp_path / "c", "--layers", "1,3"), "[1] are not")
-    refused(cli("store", "convert", store, tmp_path / "c", "--layers", "7"), "there are 0 to 3")
+    refused(cli("store", "convert", tmp_path / "a", tmp_path / "c", "--layers", "1,3"), "but not [1]")
+    refused(cli("store", "convert", store, tmp_path / "c", "--layers", "7"), "there are layers 0 to 3")
     refused(cli("store", "convert", store, tmp_path / "c", "--type", "flaot16"), "Did you mean 'float16'")
     refused(cli("store", "convert", store, store, "--type", "int8"), "in place")
     refused(cli("store", "convert", store, tmp_path / "b"), "holds another store: tokens is first instead of all")

@@ -1,11 +1,11 @@
-"""The backbones worth listing."""
+"""The encoders that have a short name."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderEntry:
-    """A backbone worth listing; any other Hub name or directory works as well."""
+    """An encoder with a short name. Any other Hub name or directory works as well."""
 
     hub: str
     """Its name on the Hub."""

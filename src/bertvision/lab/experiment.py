@@ -142,6 +142,8 @@ def make(**settings: Any) -> Experiment:
     """
     inner = {name: value for name, value in settings.items() if name in vars(DataConfig())}
     outer = {name: value for name, value in settings.items() if name not in inner}
+    for name in outer:
+        lookup({"preset": ""} | vars(DataConfig()) | vars(Experiment()), name, "setting")
     experiment = merge(preset(outer.pop("preset", "")), outer)
     return check(replace(experiment, data=merge(experiment.data, inner)))
 

@@ -41,7 +41,7 @@ class PredictRequest(BaseModel):
     )
 
 
-class Candidate(BaseModel):
+class CandidateSchema(BaseModel):
     """A span of the context, or "" for no answer."""
 
     text: str
@@ -51,7 +51,7 @@ class Candidate(BaseModel):
     probability: float
 
 
-class Answer(BaseModel):
+class AnswerSchema(BaseModel):
     """A class, a score or a span of the context. Fields that do not apply to a task are left out."""
 
     label: str | None = None
@@ -64,7 +64,7 @@ class Answer(BaseModel):
     null_probability: float | None = Field(
         default=None, description="Calibrated probability that the context contains no answer."
     )
-    nbest: list[Candidate] | None = None
+    nbest: list[CandidateSchema] | None = None
     bert: dict[str, Any] | None = Field(default=None, description="Answer of the encoder's own head.")
 
 
@@ -79,7 +79,7 @@ class Seconds(BaseModel):
 class Answers(BaseModel):
     """One answer per item for each model."""
 
-    answers: dict[str, list[Answer]]
+    answers: dict[str, list[AnswerSchema]]
     passes: int = Field(
         description="Forward passes per text: one per encoder, plus one if the texts of pairs are also encoded alone."
     )
@@ -97,7 +97,7 @@ class Reads(BaseModel):
     weights: list[float] | None
 
 
-class Example(BaseModel):
+class ExampleSchema(BaseModel):
     """An example to try."""
 
     title: str
@@ -125,10 +125,10 @@ class Model(BaseModel):
     primary: str
     score: dict[str, float]
     reads: list[Reads]
-    examples: list[Example]
+    examples: list[ExampleSchema]
 
 
-class Encoder(BaseModel):
+class EncoderSchema(BaseModel):
     """An encoder, and the models that share its forward pass."""
 
     name: str
@@ -140,7 +140,7 @@ class Models(BaseModel):
     """The served models."""
 
     models: list[Model]
-    encoders: list[Encoder]
+    encoders: list[EncoderSchema]
     note: str = Field(description="How the models share forward passes.")
 
 

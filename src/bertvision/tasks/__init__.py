@@ -2,7 +2,7 @@
 
 from bertvision.tasks.base import DataRequest, DataSource, DataSplits, Example, Span, Task
 from bertvision.tasks.custom_task import task_from_files
-from bertvision.tasks.decoding import Answer, Candidate
+from bertvision.tasks.decoding import Answer, SpanCandidate
 from bertvision.tasks.kinds import TASK_KINDS, register_task_kind, task_from_dict
 from bertvision.tasks.reading import read_table
 from bertvision.tasks.splitting import draw_nested
@@ -13,7 +13,7 @@ from bertvision.tasks.user_files import UserFiles
 __all__ = [
     "TASK_KINDS",
     "Answer",
-    "Candidate",
+    "SpanCandidate",
     "DataRequest",
     "DataSource",
     "DataSplits",

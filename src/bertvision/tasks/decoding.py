@@ -24,7 +24,7 @@ class Window(NamedTuple):
     """(T, 2) int32: the characters of the context that each token covers; -1 for tokens outside the context."""
 
 
-class Candidate(NamedTuple):
+class SpanCandidate(NamedTuple):
     """A possible answer. The empty text at (0, 0) means "no answer"."""
 
     text: str
@@ -45,7 +45,7 @@ class Answer:
     score: float | None
     """The score of the best span, whether or not it is the answer. None if no window has a span."""
     null_score: float
-    nbest: tuple[Candidate, ...]
+    nbest: tuple[SpanCandidate, ...]
     """The best candidates in descending order, including "no answer". Their probabilities sum to one."""
 
     @property
@@ -54,7 +54,7 @@ class Answer:
         return np.inf if self.score is None else self.null_score - self.score
 
     @property
-    def span(self) -> Candidate | None:
+    def span(self) -> SpanCandidate | None:
         """The best candidate that is not "no answer"."""
         return next((candidate for candidate in self.nbest if candidate.text), None)
 
@@ -112,7 +112,7 @@ def _answer(windows: Iterable[tuple[Window, np.ndarray]], threshold: float, most
     weights = np.exp(np.array([value for *_, value in entries]) - entries[0][2])
     probabilities = (weights / weights.sum()).tolist()
     nbest = tuple(
-        Candidate(context[start:end], start, end, value, probability)
+        SpanCandidate(context[start:end], start, end, value, probability)
         for (start, end, value), probability in zip(entries, probabilities, strict=True)
     )
     answered = best is not None and null - best <= threshold
