@@ -37,11 +37,11 @@ def read(cells: Cells, key: str) -> dict[str, Scored]:
 def _finished(runs: dict[str, Run]) -> Finished:
     record = {
         name: {
-            "task": run.experiment["task"]["name"],
-            "primary": run.primary,
+            "task": run.record.task["name"],
+            "primary": run.primary_score,
             "validation": run.validation_score[0],
-            "parameters": run.metrics["parameters"],
-            "score": run.metrics["score"],
+            "parameters": run.metrics.parameters,
+            "score": run.metrics.scores,
         }
         for name, run in runs.items()
     }

@@ -56,7 +56,7 @@ def pays(given: argparse.Namespace) -> dict[str, Any]:
         base = replace(base, encoder=given.encoder)
         found = search(base, trials=given.trials, seeds=given.seeds, root=given.root)
         default = [_default(replace(base, seed=seed), given.root) for seed in range(given.seeds)]
-        checkpoints = [(run.validation_score[0], run.primary) for run in found.runs]
+        checkpoints = [(run.validation_score[0], run.primary_score) for run in found.runs]
         results[task] = {"head": found.settings.describe(), "tuned": checkpoints, "default": default}
         (one, two), (three, four) = (map(mean, zip(*each, strict=True)) for each in (checkpoints, default))
         print(f"{task}: tuned {found.settings.describe()}")
@@ -68,7 +68,7 @@ def _default(experiment: Experiment, root: Path) -> tuple[float, float]:
     """The default head on the same states; validation and dev."""
     default = replace(experiment, heads=[str(heads.default_head(TASKS[experiment.task].example_kind))], states="store")
     best = pipeline.run(default, root=root).best
-    return best.validation_score[0], best.primary
+    return best.validation_score[0], best.primary_score
 
 
 def main() -> None:

@@ -148,10 +148,10 @@ def scores(columns: dict[str, SeedJob]) -> dict[str, dict[str, Any]]:
         for name, seeds in cell.items():
             low, high = interval(TASKS[seeds[0].task], [each.outcomes for each in seeds], resamples=500)
             found.setdefault(name, {})[column] = {
-                "mean": float(np.mean([each.primary for each in seeds])),
+                "mean": float(np.mean([each.primary_score for each in seeds])),
                 "low": low,
                 "high": high,
-                "seeds": [each.primary for each in seeds],
+                "seeds": [each.primary_score for each in seeds],
                 "validation": float(np.mean([each.validation for each in seeds])),
                 "parameters": seeds[0].parameters,
                 "scores": seeds[0].score,

@@ -99,7 +99,9 @@ def test_scores_are_the_same_and_rows_in_order(both):
     assert runs[0].keys() >= set(at_start) and runs[1].keys() >= set(at_start) and len(at_start) == 4
     for name in at_start:
         one, two = (each[name] for each in runs)
-        assert one.metrics["score"] == two.metrics["score"] and one.metrics["validation"] == two.metrics["validation"]
+        assert (
+            one.metrics.scores == two.metrics.scores and one.metrics.validation_scores == two.metrics.validation_scores
+        )
         for split in ("validation", "dev"):
             assert one.predictions(split).ids == two.predictions(split).ids
             np.testing.assert_allclose(one.predictions(split).logits, two.predictions(split).logits, atol=1e-4)

@@ -19,7 +19,7 @@ def test_unfinished_runs_are_not_found(tmp_path):
 def test_another_format_is_refused(tmp_path):
     (tmp_path / "experiment.json").write_text(json.dumps({"format": 99}))
     with pytest.raises(BertVisionError, match="format 99"):
-        _ = Run(tmp_path).experiment
+        _ = Run(tmp_path).record
 
 
 @pytest.mark.parametrize(

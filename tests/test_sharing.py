@@ -27,7 +27,7 @@ def runs(tiny, reviews, tmp_path_factory):
 @pytest.mark.parametrize("kind", ["head", "bert", "ensemble"])
 def test_a_shared_run_is_self_contained(runs, tmp_path, kind):
     root, result = runs
-    run = next(each for each in result.runs if each.kind == kind and each.experiment["fraction"] == 1)
+    run = next(each for each in result.runs if each.kind == kind and each.record.fraction == 1)
     before = TrainedModel(run).predict(TEXTS, bert=True)
     assert TrainedModel(run).save_pretrained(tmp_path / "shared") == tmp_path / "shared"
     shutil.move(tmp_path / "shared", tmp_path / "elsewhere")  # no file may refer to the original place
@@ -54,8 +54,8 @@ def test_model_card(runs, tmp_path):
     TrainedModel(runs[1].best).save_pretrained(tmp_path / "shared")
     card = (tmp_path / "shared" / "README.md").read_text()
     assert card.startswith("---\nlibrary_name: bertvision\n")
-    assert f"| accuracy | {runs[1].best.metrics['score']['accuracy']:.2f} |" in card
-    assert runs[1].best.experiment["weights"] in card and "The dev split was evaluated once" in card
+    assert f"| accuracy | {runs[1].best.metrics.scores['accuracy']:.2f} |" in card
+    assert runs[1].best.record.encoder_hash in card and "The dev split was evaluated once" in card
     metadata = yaml.safe_load(card.split("---\n")[1])
     assert "base_model" not in metadata  # the encoder is a local directory
     (result,) = metadata["model-index"][0]["results"]
@@ -68,7 +68,7 @@ def test_another_encoder_is_refused(runs, tiny, tmp_path):
     head = result.best
     bare = TrainedModel(head).save_pretrained(tmp_path / "bare", encoder=False)
     assert not list(bare.glob("model*.safetensors"))
-    right = str(head.encoder)
+    right = str(head.encoder_directory)
     assert TrainedModel.from_pretrained(bare, encoder=right).predict(TEXTS) == TrainedModel(head).predict(TEXTS)
     other = save_tiny(tmp_path / "other", seed=1)
     with pytest.raises(BertVisionError, match="is not the one .* was trained on"):
@@ -80,7 +80,7 @@ def test_another_encoder_is_refused(runs, tiny, tmp_path):
 
 
 def test_a_pretrained_encoder_is_found_by_its_name(runs, tiny, tmp_path, monkeypatch):
-    zero = next(each for each in runs[1].runs if each.kind == "head" and each.experiment["fraction"] == 0)
+    zero = next(each for each in runs[1].runs if each.kind == "head" and each.record.fraction == 0)
     bare = TrainedModel(zero).save_pretrained(tmp_path / "bare", encoder=False)
     experiment = json.loads((bare / "experiment.json").read_text())
     assert experiment["encoder"] == tiny.name  # only the last part of a path is shared, and that is no encoder

@@ -94,7 +94,7 @@ def test_an_ensemble_predicts_as_it_was_scored(answers):
 def test_no_answer_is_calibrated_on_validation(answers):
     settings = answers.settings
     assert {"null_threshold", "null_slope", "null_bias"} == set(settings) and settings["null_slope"] >= 0
-    errors = answers.run.metrics["calibration"]
+    errors = answers.run.metrics.calibration
     assert set(errors) == {"no_answer_error", "no_answer_error_uncalibrated"}
     assert errors["no_answer_error"] < errors["no_answer_error_uncalibrated"]
     # Older runs have only the threshold, which then corresponds to a probability of one half.

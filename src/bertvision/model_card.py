@@ -16,13 +16,13 @@ KINDS = {
 
 def model_card(run: Run, *, with_encoder: bool) -> str:
     """Return the model card of a run as Markdown with YAML metadata."""
-    task = run.experiment["task"]
+    task = run.record.task
     lines = [
         *_metadata(run),
         "",
         f"# {task['name']}: {run.name}",
         "",
-        f"{task['summary']} This model is {KINDS[run.kind]}. It was trained with bertvision.",
+        f"{task['summary']} This model is {KINDS.get(run.kind, KINDS['head'])}. It was trained with bertvision.",
         "",
         *_usage(task),
         "",
@@ -47,7 +47,7 @@ def pipeline_tag(task: dict[str, Any]) -> str:
 
 def _base_model(run: Run) -> tuple[str, bool]:
     """Return the name of the pretrained encoder, and whether it is a name on the Hub."""
-    encoder = (run.members() or [run])[0].experiment["encoder"]
+    encoder = (run.members() or [run])[0].record.encoder
     entry = ENCODERS.get(encoder)
     if entry:
         return entry.hub, True
@@ -58,7 +58,7 @@ def _base_model(run: Run) -> tuple[str, bool]:
 
 def _metadata(run: Run) -> list[str]:
     """Return the YAML block. Names are quoted as JSON strings, which are valid YAML."""
-    task, scores = run.experiment["task"], run.metrics["score"]
+    task, scores = run.record.task, run.metrics.scores
     base_model, on_hub = _base_model(run)
     name, tag = json.dumps(task["name"]), pipeline_tag(task)
     return [
@@ -105,37 +105,37 @@ def _usage(task: dict[str, Any]) -> list[str]:
 
 def _evaluation(run: Run) -> list[str]:
     metrics = run.metrics
-    primary, (low, high) = metrics["primary"], metrics["interval"]
-    validation, calibration = metrics["validation"], metrics.get("calibration", {})
+    primary, (low, high) = metrics.primary_metric, metrics.interval
+    validation, calibration = metrics.validation_scores, metrics.calibration
     return [
         "## Evaluation",
         "",
-        f"The {primary} on the dev split is {metrics['score'][primary]:.2f} (95 % bootstrap interval over its rows: "
+        f"The {primary} on the dev split is {metrics.scores[primary]:.2f} (95 % bootstrap interval over its rows: "
         f"{low:.2f} to {high:.2f}).",
         "",
         "| metric | dev | validation |",
         "|---|---:|---:|",
         *(
             f"| {metric} | {value:.2f} | {f'{validation[metric]:.2f}' if metric in validation else ''} |"
-            for metric, value in metrics["score"].items()
+            for metric, value in metrics.scores.items()
         ),
         *(f"| {error} (calibration error, %) | {value:.2f} | |" for error, value in calibration.items()),
     ]
 
 
 def _training(run: Run, *, with_encoder: bool) -> list[str]:
-    experiment, first = run.experiment, (run.members() or [run])[0]
-    settings = experiment["settings"]
+    record, first = run.record, (run.members() or [run])[0]
+    settings = record.settings
     data = settings.get("data", {})
     rows, dev_rows = data.get("limit", 0), data.get("limit_dev", 0)
     included = "included" if with_encoder else "not included; pass its directory as `encoder` to `from_pretrained`"
     return [
         "## Training",
         "",
-        f"- Encoder: {_base_model(run)[0]}, fine-tuned for {experiment['fraction']:g} epochs ({included}).",
-        f"- SHA-256 of the encoder's weights: `{first.experiment['weights']}`. Other weights are refused.",
-        f"- Head: `{run.name}`, {run.metrics['parameters']:,} parameters.",
-        f"- Maximum length: {experiment['max_tokens']} tokens per window.",
+        f"- Encoder: {_base_model(run)[0]}, fine-tuned for {record.fraction:g} epochs ({included}).",
+        f"- SHA-256 of the encoder's weights: `{first.record.encoder_hash}`. Other weights are refused.",
+        f"- Head: `{run.name}`, {run.metrics.parameters:,} parameters.",
+        f"- Maximum length: {record.max_tokens} tokens per window.",
         f"- Data: {f'a random sample of {rows:,} rows' if rows else 'all rows'} of the train split, "
         f"{f'{dev_rows:,} rows' if dev_rows else 'all rows'} of the dev split.",
         f"- Seed: {settings.get('seed', 0)}. Epoch, learning rate and thresholds were selected on validation rows held "

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from bertvision.errors import BertVisionError
 from bertvision.files import file_hash, read_json
+from bertvision.records import ExportRecord
 from bertvision.runs import Run, open_run
 from bertvision.shared_encoders import AttachedHead
 
@@ -35,6 +36,13 @@ def is_exported(directory: Path) -> bool:
 def exported_runs(directory: Path) -> list[Run]:
     """Return the runs of an export."""
     return [open_run(directory / path) for path in _manifest(directory)["runs"]]
+
+
+def export_of(run: Run) -> ExportRecord:
+    """Return where the graph of an exported run is."""
+    if run.record.export is None:
+        raise BertVisionError(f"{run.directory} is not an exported run.")
+    return run.record.export
 
 
 def _manifest(directory: Path) -> dict[str, Any]:
@@ -84,11 +92,11 @@ class OnnxEncoder:
 
     def add(self, run: Run) -> AttachedHead:
         """Return the head of a run."""
-        return AttachedHead(self, run.experiment["output"])
+        return AttachedHead(self, export_of(run).output)
 
     def add_own(self, run: Run) -> AttachedHead:
         """Return BERT's own head."""
-        return AttachedHead(self, run.experiment["own_output"])
+        return AttachedHead(self, export_of(run).bert_output)
 
     def read(
         self,

@@ -1,11 +1,11 @@
-"""A run directory: what was done, what came out, and how good it is.
+"""Run directories: reading, writing and finding them.
 
-experiment.json    settings, task, backbone, head: enough to answer with
-head.safetensors   weights (none for BERT itself and for ensembles)
-validation.npz     predictions on what was chosen on
-predictions.npz    predictions on dev
-outcomes.npy       dev answers against labels, one row each: compares runs without the data
-metrics.json       scores, parameters, seconds; written last: its presence means finished
+experiment.json    a `RunRecord`: settings, task, encoder and head, all that predictions need
+head.safetensors   weights of the head (none for BERT itself and for ensembles)
+validation.npz     predictions on the validation split
+predictions.npz    predictions on the development set
+outcomes.npy       development answers compared with labels, one row each: compares runs without the data
+metrics.json       `Metrics`: scores, parameters, seconds; written last, so a run that has it is finished
 """
 
 import re
@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from bertvision import distributed
+from bertvision import distributed, legacy
 from bertvision.errors import BertVisionError
 from bertvision.files import atomic_write, load_tensors, read_json, save_tensors, write_json
+from bertvision.records import Metrics, RunRecord
 from bertvision.types import Predictions
 
-FORMAT = 1
-KINDS = ("bert", "head", "control", "ensemble", "carried", "epoch")
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -34,37 +34,50 @@ class Run:
     directory: Path
 
     @cached_property
-    def experiment(self) -> dict[str, Any]:
-        """What was done."""
-        found = read_json(self.directory / "experiment.json", "experiment of a run")
-        if found.get("format") != FORMAT:
-            raise BertVisionError(f"{self.directory} was written in format {found.get('format')}; this reads {FORMAT}.")
-        return found
+    def _experiment(self) -> dict[str, Any]:
+        values = read_json(self.directory / "experiment.json", "experiment of a run")
+        if values.get("format") not in (1, FORMAT):
+            raise BertVisionError(
+                f"{self.directory} was written in format {values.get('format')}; this version reads 1 to {FORMAT}."
+            )
+        return values
+
+    @property
+    def _is_legacy(self) -> bool:
+        return self._experiment["format"] == 1
 
     @cached_property
-    def metrics(self) -> dict[str, Any]:
+    def record(self) -> RunRecord:
+        """What was done."""
+        values = legacy.upgrade_record(self._experiment) if self._is_legacy else self._experiment
+        return RunRecord.from_dict(values, str(self.directory / "experiment.json"))
+
+    @cached_property
+    def metrics(self) -> Metrics:
         """What came out."""
-        return read_json(self.directory / "metrics.json", "metrics of a run")
+        values = read_json(self.directory / "metrics.json", "metrics of a run")
+        values = legacy.upgrade_metrics(values) if self._is_legacy else values
+        return Metrics.from_dict(values, str(self.directory / "metrics.json"))
 
     @property
     def name(self) -> str:
-        """Its head's name, or what it is."""
-        return self.experiment["name"]
+        """The specification of its head, or "BERT"."""
+        return self.record.name
 
     @property
     def kind(self) -> str:
-        """One of KINDS."""
-        return self.experiment["kind"]
+        """A key of `records.KINDS`."""
+        return self.record.kind
 
     @property
-    def primary(self) -> float:
-        """The official score on dev, in percent."""
-        return self.metrics["score"][self.metrics["primary"]]
+    def primary_score(self) -> float:
+        """The official score on the development set, in percent."""
+        return self.metrics.primary_score
 
     @property
     def validation_score(self) -> tuple[float, float]:
-        """How good it is on validation, by which choices are made: the same score, then the loss, negated."""
-        return tuple(self.metrics["grade"])
+        """(primary score, negated loss) on the validation split, by which choices are made."""
+        return self.metrics.validation_score
 
     def predictions(self, split: str = "dev") -> Predictions:
         """Read the saved logits of "dev" or "validation"."""
@@ -75,79 +88,89 @@ class Run:
         return np.load(self.directory / "outcomes.npy", allow_pickle=False)
 
     def weights(self) -> dict[str, Tensor]:
-        """Read the head's weights."""
+        """Read the weights of the head."""
         return load_tensors(self.directory / "head.safetensors", "head")[0]
 
     @property
-    def encoder(self) -> Path:
-        """The fine-tuned backbone it reads; beside it, so that the tree can be moved."""
-        return self.directory / self.experiment["encoder_path"]
+    def encoder_directory(self) -> Path:
+        """Directory of the fine-tuned encoder; relative to the run, so that the tree can be moved."""
+        return self.directory / self.record.encoder_path
 
     @property
     def has_encoder(self) -> bool:
-        """Whether the backbone's weights are there."""
-        return (self.encoder / "model.safetensors").is_file() or any(self.encoder.glob("model-*.safetensors"))
+        """Whether the weights of the fine-tuned encoder are present."""
+        directory = self.encoder_directory
+        return (directory / "model.safetensors").is_file() or any(directory.glob("model-*.safetensors"))
 
     def members(self) -> list["Run"]:
-        """The runs an ensemble is made of."""
-        return [open_run(self.directory / path) for path in self.experiment.get("members", [])]
+        """Open the runs an ensemble consists of."""
+        return [open_run(self.directory / path) for path in self.record.members]
 
     def bert(self) -> "Run | None":
-        """BERT's own run on the same backbone, if it was kept: inside a shared run, beside any other."""
+        """Find BERT's own run on the same encoder: inside a shared run, beside any other; None if it was not kept."""
         first = (self.members() or [self])[0]
         if first.kind == "bert":
             return first
-        for place in [self.directory / "bert", *sorted(first.directory.parent.glob("bert*"))]:
-            if is_finished(place) and _same_encoder(Run(place), first):
-                return Run(place)
+        for directory in [self.directory / "bert", *sorted(first.directory.parent.glob("bert*"))]:
+            if is_finished(directory) and _is_bert_of(Run(directory), first):
+                return Run(directory)
         return None
 
 
-def _same_encoder(one: Run, other: Run) -> bool:
-    task = "task", "weights", "max_tokens"
-    return one.kind == "bert" and all(one.experiment.get(key) == other.experiment.get(key) for key in task)
+def _is_bert_of(bert: Run, run: Run) -> bool:
+    """Tell whether a run is BERT's own on the task and the encoder of another run."""
+    identities = [(each.record.task, each.record.encoder_hash, each.record.max_tokens) for each in (bert, run)]
+    return bert.kind == "bert" and identities[0] == identities[1]
 
 
 def save_run(
     directory: Path,
-    experiment: dict[str, Any],
-    metrics: dict[str, Any],
+    record: RunRecord,
+    metrics: Metrics,
     predictions: dict[str, Predictions],
     outcomes: np.ndarray,
     weights: dict[str, Tensor] | None = None,
 ) -> Run:
-    """Write a run; the file that means "finished" comes last."""
+    """Write a run. The file that marks it as finished is written last.
+
+    Args:
+        directory: where to write it.
+        record: what was done.
+        metrics: what came out.
+        predictions: logits of "validation" and "dev".
+        outcomes: how each development answer compares with its label.
+        weights: of the head, if it has one.
+    """
     if distributed.is_main_process():
-        _write_run(directory, experiment, metrics, predictions, outcomes, weights)
+        write_record(directory, record)
+        if weights is not None:
+            save_tensors(directory / "head.safetensors", weights)
+        predictions["validation"].save(directory / "validation.npz")
+        predictions["dev"].save(directory / "predictions.npz")
+        with atomic_write(directory / "outcomes.npy") as file:
+            np.save(file, outcomes, allow_pickle=False)
+        write_metrics(directory, metrics)
     distributed.barrier()
     return Run(directory)
 
 
-def _write_run(
-    directory: Path,
-    experiment: dict[str, Any],
-    metrics: dict[str, Any],
-    predictions: dict[str, Predictions],
-    outcomes: np.ndarray,
-    weights: dict[str, Tensor] | None,
-) -> None:
-    write_json(directory / "experiment.json", {"format": FORMAT, **experiment})
-    if weights is not None:
-        save_tensors(directory / "head.safetensors", weights)
-    predictions["validation"].save(directory / "validation.npz")
-    predictions["dev"].save(directory / "predictions.npz")
-    with atomic_write(directory / "outcomes.npy") as file:
-        np.save(file, outcomes, allow_pickle=False)
-    write_json(directory / "metrics.json", metrics)
+def write_record(directory: Path, record: RunRecord) -> None:
+    """Write experiment.json."""
+    write_json(directory / "experiment.json", {"format": FORMAT, **record.to_dict()})
+
+
+def write_metrics(directory: Path, metrics: Metrics) -> None:
+    """Write metrics.json, which marks the run as finished."""
+    write_json(directory / "metrics.json", metrics.to_dict())
 
 
 def is_finished(directory: Path) -> bool:
-    """Tell whether a run is complete."""
+    """Tell whether a directory holds a finished run."""
     return distributed.broadcast_decision((directory / "metrics.json").is_file())
 
 
 def open_run(path: Path) -> Run:
-    """Open a finished run by its directory."""
+    """Open the finished run in a directory."""
     path = Path(path)
     if not is_finished(path):
         nearby = [run.directory for run in find_runs(path)][:3] if path.is_dir() else []
@@ -157,12 +180,12 @@ def open_run(path: Path) -> Run:
 
 
 def find_runs(root: Path) -> Iterator[Run]:
-    """Yield every finished run below `root`, in order of path."""
+    """Yield every finished run below `root`, sorted by path."""
     for path in sorted(Path(root).rglob("metrics.json")):
         if not any(part.startswith(".") for part in path.relative_to(root).parts):
             yield Run(path.parent)
 
 
 def slug(name: str) -> str:
-    """Make a directory name of a head's, a backbone's or a task's."""
+    """Turn the name of a head, an encoder or a task into a directory name."""
     return re.sub(r"[^A-Za-z0-9._+-]+", "-", name).strip("-.") or "unnamed"

@@ -25,7 +25,7 @@ from bertvision.heads import (
     upgrade_state_dict,
 )
 from bertvision.runs import Run
-from bertvision.types import HeadShape, call_head
+from bertvision.types import call_head
 
 
 class SharedEncoder(Protocol):
@@ -132,7 +132,7 @@ class EncoderPool:
             return self.add_own(run)
         shared_encoder, name = self._shared_encoder(run), str(run.directory.resolve())
         if name not in shared_encoder.heads:
-            shape = HeadShape.from_dict(run.experiment["shape"])
+            shape = run.record.head_shape
             config = HeadConfig.parse(run.name)
             head = build_head(config, shape)
             load_head_weights(head, run.weights())
@@ -151,9 +151,9 @@ class EncoderPool:
         return AttachedHead(shared_encoder, name)
 
     def _shared_encoder(self, run: Run) -> TorchEncoder:
-        weights = run.experiment["weights"]
+        weights = run.record.encoder_hash
         if weights not in self.loaded:
-            where = self.given or (str(run.encoder) if run.has_encoder else run.experiment["encoder"])
+            where = self.given or (str(run.encoder_directory) if run.has_encoder else run.record.encoder)
             encoder = load_encoder(where).encoder
             if weights_hash(encoder) != weights:
                 why = "" if self.given or run.has_encoder else " It was shared without its own, which is fine-tuned."
@@ -165,7 +165,7 @@ class EncoderPool:
         return self.loaded[weights]
 
     def _own_head(self, run: Run) -> BertHead:
-        shape = HeadShape.from_dict(run.experiment["shape"])
+        shape = run.record.head_shape
         last = BertHead(replace(shape, pooler_output=False, bi_encoding=False))
         load_head_weights(last, load_tensors(own_head_file(run), "head of BERT's own")[0])
         return last.to(devices.device()).eval().requires_grad_(False)
@@ -173,16 +173,16 @@ class EncoderPool:
 
 def own_head_file(run: Run) -> Path:
     """Return the file of BERT's own head: in the directory of a shared run, else beside its encoder."""
-    name = run.experiment.get("own_head", BERT_HEAD_FILE)
+    name = BERT_HEAD_FILE
     beside = run.directory / name
-    return beside if beside.is_file() else run.encoder / name
+    return beside if beside.is_file() else run.encoder_directory / name
 
 
 def layers_read(run: Run) -> dict[str, Any]:
     """Return which layers the head of a run reads, and their weights if it has learned any."""
-    if "reads" in run.experiment:  # an exported run: its weights are in the graph
-        return run.experiment["reads"]
-    available = HeadShape.from_dict(run.experiment["shape"]).num_layers
+    if run.record.export is not None:  # an exported run: its weights are in the graph
+        return run.record.export.layers_read
+    available = run.record.head_shape.num_layers
     if run.kind == "bert":
         return {"of": available, "layers": [available - 1], "pooled": False, "encoding": "cross", "weights": None}
     config = HeadConfig.parse(run.name)

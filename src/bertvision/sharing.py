@@ -10,18 +10,20 @@ README.md                       the model card
 import os
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from bertvision.encoders import BERT_HEAD_FILE
 from bertvision.errors import BertVisionError
-from bertvision.files import atomic_directory, require_space, write_json
+from bertvision.files import atomic_directory, require_space
 from bertvision.model_card import model_card
-from bertvision.runs import Run, is_finished
+from bertvision.records import RunRecord
+from bertvision.runs import Run, is_finished, write_metrics, write_record
 from bertvision.shared_encoders import own_head_file
 
 WEIGHT_FILES = re.compile(r"model.*\.safetensors(\.index\.json)?")
-EXCLUDED_FILES = {"checkpoint.json", BERT_HEAD_FILE, "README.md"}
+EXCLUDED_FILES = {"checkpoint.json", "point.json", BERT_HEAD_FILE, "README.md"}
 """Files in the directory of an encoder that are not part of it."""
 
 
@@ -30,18 +32,20 @@ def save_pretrained(run: Run, directory: Path, *, encoder: bool = True) -> Path:
 
     Without `encoder`, only the name and the hash of the encoder are saved.
     """
-    if "exported" in run.experiment:
+    if run.record.export is not None:
         raise BertVisionError(f"{run.directory} is an exported run. Its directory can be shared as it is.")
     if directory.exists() and any(directory.iterdir()) and not is_finished(directory):
         raise BertVisionError(f"{directory} is not empty and not a shared run. Choose another directory.")
     members = run.members()
-    if len({member.experiment["weights"] for member in members or [run]}) > 1:
+    if len({member.record.encoder_hash for member in members or [run]}) > 1:
         raise BertVisionError("The members of this ensemble use several encoders; share each member by itself.")
     first = (members or [run])[0]
     if encoder and not first.has_encoder:
-        raise BertVisionError(f"{run.directory} has no encoder at {first.encoder}. Share the run without its encoder.")
+        raise BertVisionError(
+            f"{run.directory} has no encoder at {first.encoder_directory}. Share the run without its encoder."
+        )
     if encoder:
-        size = sum(file.stat().st_size for file in first.encoder.iterdir() if file.is_file())
+        size = sum(file.stat().st_size for file in first.encoder_directory.iterdir() if file.is_file())
         require_space(directory, size, "The shared run")
     with atomic_directory(directory) as temporary:
         _copy_encoder(first, temporary, weights=encoder)
@@ -50,8 +54,8 @@ def save_pretrained(run: Run, directory: Path, *, encoder: bool = True) -> Path:
         if (bert := run.bert()) is not None and not members:
             write_inference_files(bert, temporary / "bert", {"encoder_path": ".."})
         (temporary / "README.md").write_text(model_card(run, with_encoder=encoder), encoding="utf-8")
-        paths = {"members": [f"members/{number}" for number in range(len(members))]} if members else {}
-        write_inference_files(run, temporary, {"encoder_path": ".", **paths})
+        paths = tuple(f"members/{number}" for number in range(len(members)))
+        write_inference_files(run, temporary, {"encoder_path": ".", "members": paths})
     return directory
 
 
@@ -65,16 +69,15 @@ def write_inference_files(run: Run, directory: Path, changes: dict[str, Any], *,
         weights: Whether to write the weights of the head.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    experiment = strip_paths({**run.experiment, "own_head": BERT_HEAD_FILE}) | changes
-    write_json(directory / "experiment.json", experiment)
+    write_record(directory, replace(RunRecord.from_dict(strip_paths(run.record.to_dict())), **changes))
     if weights and (run.directory / "head.safetensors").is_file():
         shutil.copyfile(run.directory / "head.safetensors", directory / "head.safetensors")
-    write_json(directory / "metrics.json", run.metrics)
+    write_metrics(directory, run.metrics)
 
 
 def copy_tokenizer(run: Run, directory: Path) -> None:
     """Copy the tokenizer and the configuration of the encoder."""
-    for file in sorted(run.encoder.iterdir()):
+    for file in sorted(run.encoder_directory.iterdir()):
         if file.is_file() and not WEIGHT_FILES.fullmatch(file.name) and file.name not in EXCLUDED_FILES:
             shutil.copyfile(file, directory / file.name)
 
@@ -82,7 +85,7 @@ def copy_tokenizer(run: Run, directory: Path) -> None:
 def _copy_encoder(run: Run, directory: Path, *, weights: bool) -> None:
     copy_tokenizer(run, directory)
     if weights:
-        for file in sorted(run.encoder.iterdir()):
+        for file in sorted(run.encoder_directory.iterdir()):
             if WEIGHT_FILES.fullmatch(file.name):
                 shutil.copyfile(file, directory / file.name)
     shutil.copyfile(own_head_file(run), directory / BERT_HEAD_FILE)

@@ -34,15 +34,15 @@ class TrainedModel:
     def __init__(self, run: Run, encoder_pool: EncoderPool | OnnxEncoder | None = None):
         """Load the model of a run. Models with the same `encoder_pool` share the encoders they have in common."""
         self.run = run
-        self.task: Task = task_from_dict(run.experiment["task"])
-        self.max_tokens: int = run.experiment["max_tokens"]
-        self.settings: dict[str, float] = run.metrics["settings"]
+        self.task: Task = task_from_dict(run.record.task)
+        self.max_tokens: int = run.record.max_tokens
+        self.settings: dict[str, float] = run.metrics.decoding
         encoder_pool = encoder_pool or EncoderPool()
         self.members = run.members() or [run]
         self.attached_heads = [encoder_pool.add(member) for member in self.members]
         self.bert_head = encoder_pool.add_own(self.members[0])
         bert = run.bert()
-        self.bert_settings: dict[str, float] = bert.metrics["settings"] if bert else {}
+        self.bert_settings: dict[str, float] = bert.metrics.decoding if bert else {}
         encoder_info = load_encoder_info(str(self._tokenizer_directory()))
         self._tokenizer, self.pad_ids = encoder_info.tokenizer, encoder_info.pad_ids
 
@@ -153,7 +153,7 @@ class TrainedModel:
     def combine_members(self, predictions: Mapping[AttachedHead, Predictions]) -> Predictions:
         """Return the predictions of the model: those of its head, or of its members combined."""
         members = [predictions[head] for head in self.attached_heads]
-        return members[0] if len(members) == 1 else combine(members, self.run.experiment["how"])
+        return members[0] if len(members) == 1 else combine(members, self.run.record.how)
 
     def format_answers(
         self,
@@ -190,11 +190,12 @@ class TrainedModel:
     def _tokenizer_directory(self) -> Path | str:
         """Return where the tokenizer is: with a shared or exported run, else with the encoder."""
         first = self.members[0]
-        exported = self.run.directory / self.run.experiment.get("exported", ".")
-        for directory in (self.run.directory, exported, first.encoder):
+        export = self.run.record.export
+        exported = self.run.directory / (export.directory if export else ".")
+        for directory in (self.run.directory, exported, first.encoder_directory):
             if (directory / "tokenizer.json").is_file():
                 return directory
-        return first.experiment["encoder"]
+        return first.record.encoder
 
     def _example(self, index: int, item: Item) -> Example:
         """Validate an item and convert it to an example."""
@@ -234,8 +235,8 @@ def load_all(runs: Sequence[str | Path | Run], encoder: str = "") -> list[Traine
     onnx_encoders: dict[Path, OnnxEncoder] = {}
     models = []
     for run in _open_runs(runs):
-        if "exported" in run.experiment:
-            directory = (run.directory / run.experiment["exported"]).resolve()
+        if run.record.export is not None:
+            directory = (run.directory / run.record.export.directory).resolve()
             if directory not in onnx_encoders:
                 onnx_encoders[directory] = OnnxEncoder(directory)
             models.append(TrainedModel(run, onnx_encoders[directory]))

@@ -140,7 +140,7 @@ def test_finetune_and_train(cli, tiny, reviews, tmp_path):
 def test_evaluate(cli, runs, reviews):
     _, result = runs
     code, out, _ = cli("evaluate", result.best.directory, "--json")
-    assert code == 0 and json.loads(out) == pytest.approx(result.best.metrics["score"])
+    assert code == 0 and json.loads(out) == pytest.approx(result.best.metrics.scores)
     code, out, _ = cli("evaluate", result.best.directory, "--data", reviews)
     assert code == 0 and "accuracy" in out
 
@@ -175,7 +175,7 @@ def test_share_and_export(cli, runs, tmp_path):
     assert code == 0 and str(tmp_path / "shared") in out
     assert cli("predict", tmp_path / "shared", text, "--bert")[1] == before
     assert cli("share", result.best.directory, tmp_path / "bare", "--without-encoder")[0] == 0
-    assert cli("predict", tmp_path / "bare", text, "--bert", "--encoder", result.best.encoder)[1] == before
+    assert cli("predict", tmp_path / "bare", text, "--bert", "--encoder", result.best.encoder_directory)[1] == before
     code, out, _ = cli("export", result.best.directory, "--onnx", "--to", tmp_path / "onnx", "--rows", 8)
     assert code == 0 and "100.00" in out
     assert cli("predict", tmp_path / "onnx", text, "--bert")[1] == before
@@ -203,7 +203,7 @@ def test_runs(cli, runs):
     _, out, _ = cli("runs", "show", result.best.directory)
     assert "accuracy" in out and "parameters" in out
     _, out, _ = cli("runs", "show", result.best.directory, "--json")
-    assert json.loads(out)["metrics"]["primary"] == "accuracy"
+    assert json.loads(out)["metrics"]["primary_metric"] == "accuracy"
     _, out, _ = cli("runs", "compare", *[run.directory for run in result.runs], "--json")
     rows = json.loads(out)
     assert rows[0]["difference"] == 0 and rows[0]["95 % of it"] == [0, 0] and len(rows) == len(result.runs)
@@ -360,7 +360,7 @@ def test_a_preset_under_flags(cli, tiny, tmp_path):
     )  # fmt: skip
     assert code == 0, err
     (head,) = [row for row in json.loads(out) if row["kind"] == "head"]
-    settings = find_runs(tmp_path / "runs").__next__().experiment["settings"]
+    settings = find_runs(tmp_path / "runs").__next__().record.settings
     assert head["name"] == "adapter-pooler:size=16" and settings["seed"] == 926
     assert settings["data"]["max_tokens"] == 16 and settings["finetune"]["learning_rate"] == 2e-5
 

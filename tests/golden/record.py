@@ -59,12 +59,12 @@ def rows_of(result: Any) -> list[dict[str, Any]]:
     return [
         {
             "kind": each.kind,
-            "fraction": each.experiment["fraction"],
+            "fraction": each.record.fraction,
             "head": each.name,
-            "score": rounded(each.metrics["score"], 2),
-            "interval": rounded(each.metrics["interval"], 2),
+            "score": rounded(each.metrics.scores, 2),
+            "interval": rounded(each.metrics.interval, 2),
             "validation": rounded(each.validation_score[0], 2),
-            "parameters": each.metrics["parameters"],
+            "parameters": each.metrics.parameters,
             "chosen": each.directory == result.best.directory,
             "logits": each.predictions().logits,
             "directory": each.directory,

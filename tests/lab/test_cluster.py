@@ -64,7 +64,7 @@ elif sys.argv[4] == "study":
 else:
     found = search(experiment, trials=6, trials_per_batch=3, space=["epochs=[30,60]"], address=address, root=root)
     history = [{k: v for k, v in row.items() if k != "seconds"} for row in found.history]
-    print(json.dumps({"history": history, "score": found.runs[0].metrics["score"]}))
+    print(json.dumps({"history": history, "score": found.runs[0].metrics.scores}))
 """
 
 

@@ -80,14 +80,14 @@ def finished_at(run: "Run") -> float:
 
 def task_name(run: "Run") -> str:
     """Return the name of the task of a run."""
-    return run.experiment["task"]["name"]
+    return run.record.task["name"]
 
 
 def task_kind_of(run: "Run") -> str:
     """Return the kind of the task of a run, which determines the labels of heads."""
     from bertvision.tasks import task_from_dict
 
-    return task_from_dict(run.experiment["task"]).example_kind
+    return task_from_dict(run.record.task).example_kind
 
 
 def _best(runs: "list[Run]") -> "Run":

@@ -51,12 +51,12 @@ def list_runs(root: Root = Path("runs"), as_json: Json = False) -> None:
         {
             "run": reference,
             "task": task_name(run),
-            "fraction": run.experiment["fraction"],
+            "fraction": run.record.fraction,
             "kind": run.kind,
             "name": run.name,
-            "seed": run.experiment["settings"]["seed"],
-            "score": round(run.primary, 2),
-            "metric": run.metrics["primary"],
+            "seed": run.record.settings["seed"],
+            "score": round(run.primary_score, 2),
+            "metric": run.metrics.primary_metric,
             "size": directory_size(run.directory),
             "directory": str(run.directory),
         }
@@ -83,20 +83,20 @@ def show_run(run: RunReference, root: Root = Path("runs"), as_json: Json = False
     """
     resolved = resolve_run(run, root)
     if as_json:
-        output.as_json({"experiment": resolved.experiment, "metrics": resolved.metrics})
+        output.as_json({"experiment": resolved.record.to_dict(), "metrics": resolved.metrics.to_dict()})
         return
     metrics = resolved.metrics
     lines = {
         "name": resolved.name,
         "kind": resolved.kind,
-        "task": f"{task_name(resolved)}, from {resolved.experiment['source']}",
-        "fraction": f"{resolved.experiment['fraction']:g} epochs of fine-tuning",
-        "score": ", ".join(f"{key} {value:.2f}" for key, value in metrics["score"].items()),
-        "95 %": "{:.2f} - {:.2f} ({})".format(*metrics["interval"], metrics["primary"]),
-        "validation": ", ".join(f"{key} {value:.2f}" for key, value in metrics["validation"].items()),
-        "parameters": f"{metrics['parameters']:,}",
-        "seconds": ", ".join(f"{key} {value:.1f}" for key, value in metrics["seconds"].items()),
-        "tuned": ", ".join(f"{key} {value:.4g}" for key, value in metrics["settings"].items()) or "nothing",
+        "task": f"{task_name(resolved)}, from {resolved.record.source}",
+        "fraction": f"{resolved.record.fraction:g} epochs of fine-tuning",
+        "score": ", ".join(f"{key} {value:.2f}" for key, value in metrics.scores.items()),
+        "95 %": "{:.2f} - {:.2f} ({})".format(*metrics.interval, metrics.primary_metric),
+        "validation": ", ".join(f"{key} {value:.2f}" for key, value in metrics.validation_scores.items()),
+        "parameters": f"{metrics.parameters:,}",
+        "seconds": ", ".join(f"{key} {value:.1f}" for key, value in metrics.seconds.to_dict().items()),
+        "tuned": ", ".join(f"{key} {value:.4g}" for key, value in metrics.decoding.items()) or "nothing",
         "size": output.size(directory_size(resolved.directory)),
         "files": str(resolved.directory),
     }
@@ -116,7 +116,7 @@ def compare_runs(runs: RunReferences, root: Root = Path("runs"), as_json: Json =
     if len(resolved) < 2:
         raise BertVisionError("Comparing needs at least two runs.")
     first = resolved[0]
-    task = task_from_dict(first.experiment["task"])
+    task = task_from_dict(first.record.task)
     rows: list[dict[str, Any]] = []
     for run in resolved:
         if run.predictions().ids != first.predictions().ids:
@@ -125,13 +125,13 @@ def compare_runs(runs: RunReferences, root: Root = Path("runs"), as_json: Json =
         rows.append(
             {
                 "name": run.name,
-                "fraction": run.experiment["fraction"],
-                task.primary: round(run.primary, 2),
-                "difference": round(run.primary - first.primary, 2),
+                "fraction": run.record.fraction,
+                task.primary: round(run.primary_score, 2),
+                "difference": round(run.primary_score - first.primary_score, 2),
                 "95 % of it": [round(difference.low, 2), round(difference.high, 2)],
                 "p": round(difference.p, 3),
-                "parameters": run.metrics["parameters"],
-                "seconds": round(run.metrics["seconds"]["total"], 1),
+                "parameters": run.metrics.parameters,
+                "seconds": round(run.metrics.seconds.total, 1),
             }
         )
     if as_json:
@@ -214,14 +214,14 @@ def _encoders(run: "Run") -> list[Path]:
     """Return the directory of the encoder of a run; an ensemble has those of its members."""
     members = _member_directories(run)
     if not members:
-        return [run.encoder.resolve()]
+        return [run.encoder_directory.resolve()]
     from bertvision.runs import Run, is_finished
 
     return [encoder for member in members if is_finished(member) for encoder in _encoders(Run(member))]
 
 
 def _member_directories(run: "Run") -> list[Path]:
-    return [(run.directory / member).resolve() for member in run.experiment.get("members", [])]
+    return [(run.directory / member).resolve() for member in run.record.members]
 
 
 def _broken_ensembles(removed: "Sequence[Run]", root: Path) -> "list[Run]":

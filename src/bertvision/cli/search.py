@@ -73,7 +73,7 @@ def _print(result: "SearchResult", as_json: bool) -> None:
                 "experiment": str(result.file),
                 "setting": vars(result.settings),
                 "validation": result.validation,
-                "final": [{"directory": str(run.directory), "score": run.metrics["score"]} for run in result.runs],
+                "final": [{"directory": str(run.directory), "score": run.metrics.scores} for run in result.runs],
                 "importance": result.importance,
                 "history": result.history,
             }

@@ -64,12 +64,12 @@ def _run_multitask(experiment: "Experiment", root: Path, as_json: bool) -> None:
                 {
                     "task": task,
                     "encoder": "shared" if shared else "its own",
-                    "fraction": run.experiment["fraction"],
+                    "fraction": run.record.fraction,
                     "name": run.name,
                     "kind": run.kind,
-                    "primary": run.metrics["primary"],
-                    "score": run.metrics["score"],
-                    "interval": run.metrics["interval"],
+                    "primary": run.metrics.primary_metric,
+                    "score": run.metrics.scores,
+                    "interval": run.metrics.interval,
                     "validation": run.validation_score[0],
                     "directory": str(run.directory),
                 }
@@ -143,13 +143,13 @@ def _curve(data: Any, checkpoints: Any) -> list[dict[str, Any]]:
     return [
         {
             "task": data.task.name,
-            "fraction": run.experiment["fraction"],
-            "training_loss": run.metrics["training_loss"],
-            "seconds": run.metrics["seconds"]["total"],
-            "saving_seconds": checkpoints.checkpoint(run.experiment["fraction"])["saving_seconds"],
-            "validation": run.metrics["validation"],
-            "score": run.metrics["score"],
-            "encoder": str(run.encoder.resolve()),
+            "fraction": run.record.fraction,
+            "training_loss": run.metrics.training_loss,
+            "seconds": run.metrics.seconds.total,
+            "saving_seconds": checkpoints.record(run.record.fraction).saving_seconds,
+            "validation": run.metrics.validation_scores,
+            "score": run.metrics.scores,
+            "encoder": str(run.encoder_directory.resolve()),
         }
         for run in runs
     ]
@@ -274,8 +274,8 @@ def _print_comparison(result: Any, as_json: bool) -> None:
         return
     output.print_comparison(rows, task_kind)
     print("* best head by validation score (controls are excluded). 95 %: bootstrap over dev examples, one seed.")
-    at = result.best.experiment["fraction"]
-    rivals = [run for run in result.runs if run.kind in ("bert", "control") and run.experiment["fraction"] == at]
+    at = result.best.record.fraction
+    rivals = [run for run in result.runs if run.kind in ("bert", "control") and run.record.fraction == at]
     above = [run for run in rivals if run.validation_score[0] > result.best.validation_score[0]]
     if above:
         names = [f"{output.short_name(run.name, task_kind)} ({run.kind})" for run in above]

@@ -7,7 +7,7 @@ import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from bertvision.errors import BertVisionError
 from bertvision.files import atomic_directory, file_hash, write_json
 from bertvision.onnx_model import FORMAT, GRAPH, MANIFEST, is_exported, onnxruntime, quantize
+from bertvision.records import ExportRecord
 from bertvision.runs import Run, slug
 from bertvision.shared_encoders import AttachedHead, TorchEncoder, layers_read
 from bertvision.sharing import copy_tokenizer, write_inference_files
@@ -187,10 +188,10 @@ def _write_run(model: TrainedModel, place: Path, number: int, outputs: Mapping[s
     own = outputs[model.bert_head.head]
 
     def changes(run: Run, part: AttachedHead | None, up: str) -> dict[str, Any]:
-        found: dict[str, Any] = {"exported": up, "encoder_path": up, "own_output": own}
+        export = ExportRecord(directory=up, bert_output=own)
         if part is not None:
-            found |= {"output": outputs[part.head], "reads": layers_read(run)}
-        return found
+            export = replace(export, output=outputs[part.head], layers_read=layers_read(run))
+        return {"encoder_path": up, "export": export}
 
     members = model.run.members()
     for index, (member, part) in enumerate(zip(members, model.attached_heads, strict=False)):
@@ -199,7 +200,7 @@ def _write_run(model: TrainedModel, place: Path, number: int, outputs: Mapping[s
         )
     if (bert := model.run.bert()) is not None and not members:
         write_inference_files(bert, place / path / "bert", changes(bert, model.bert_head, "../../.."), weights=False)
-    extra = {"members": [f"members/{index}" for index in range(len(members))]} if members else {}
+    extra = {"members": tuple(f"members/{index}" for index in range(len(members)))}
     part = None if members else model.attached_heads[0]
     write_inference_files(model.run, place / path, changes(model.run, part, "../..") | extra, weights=False)
     return path

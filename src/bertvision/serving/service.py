@@ -153,7 +153,7 @@ class InferenceService:
                 if name not in models_by_weights.setdefault(head.shared_encoder.weights, []):
                     models_by_weights[head.shared_encoder.weights].append(name)
         encoder_names = {
-            member.experiment["weights"]: _encoder_name(member)
+            member.record.encoder_hash: _encoder_name(member)
             for model in self.models.values()
             for member in model.members
         }
@@ -178,7 +178,7 @@ def encode_items(models: dict[str, TrainedModel], items: Sequence[Item]) -> dict
     encoded = {}
     for name, model in models.items():
         key = (
-            model.members[0].experiment["weights"],
+            model.members[0].record.encoder_hash,
             id(model.bert_head.shared_encoder),
             type(model.task),
             model.max_tokens,
@@ -218,8 +218,8 @@ def _collect_rows(
 
 
 def _encoder_name(run: Any) -> str:
-    entry = ENCODERS.get(run.experiment["encoder"])
-    return entry.hub if entry else run.experiment["encoder"].rstrip("/").rsplit("/", 1)[-1]
+    entry = ENCODERS.get(run.record.encoder)
+    return entry.hub if entry else run.record.encoder.rstrip("/").rsplit("/", 1)[-1]
 
 
 def _describe(name: str, model: TrainedModel) -> dict[str, Any]:
@@ -236,14 +236,14 @@ def _describe(name: str, model: TrainedModel) -> dict[str, Any]:
         "answers": "span" if task.per_token else "class" if classes else "score",
         "classes": classes,
         "encoder": _encoder_name(model.members[0]),
-        "weights": model.members[0].experiment["weights"],
+        "weights": model.members[0].record.encoder_hash,
         "passes": model.num_forward_passes,
         "runs_on": model.bert_head.shared_encoder.runs_on,
         "max_tokens": model.max_tokens,
-        "fraction": run.experiment["fraction"],
-        "parameters": run.metrics["parameters"],
-        "primary": run.metrics["primary"],
-        "score": run.metrics["score"],
+        "fraction": run.record.fraction,
+        "parameters": run.metrics.parameters,
+        "primary": run.metrics.primary_metric,
+        "score": run.metrics.scores,
         "reads": model.layers,
         "examples": [{"title": title, "texts": list(texts)} for title, texts in examples_for(task)],
     }

@@ -58,21 +58,16 @@ def test_every_task_has_its_runs_on_one_backbone(found):
     runs, _ = found
     assert set(runs) == {"sst2", "mrpc", "stsb"}
     for fraction in (0.5, 1.0):
-        weights = {
-            run.experiment["weights"]
-            for each in runs.values()
-            for run in each
-            if run.experiment["fraction"] == fraction
-        }
+        weights = {run.record.encoder_hash for each in runs.values() for run in each if run.record.fraction == fraction}
         assert len(weights) == 1  # one forward pass will do for all of them
     for each in runs.values():
-        assert [run.kind for run in each if run.experiment["fraction"] == 1.0][0] == "bert"
+        assert [run.kind for run in each if run.record.fraction == 1.0][0] == "bert"
         assert any(run.kind == "head" for run in each) and any(run.kind == "control" for run in each)
 
 
 def test_the_shared_backbone_has_learned_all_of_them(found):
     runs, _ = found
-    scores = {task: max(run.primary for run in each if run.kind == "head") for task, each in runs.items()}
+    scores = {task: max(run.primary_score for run in each if run.kind == "head") for task, each in runs.items()}
     assert scores["sst2"] > 70 and scores["stsb"] > 20
 
 
@@ -132,7 +127,7 @@ def test_it_goes_on_after_a_stop(experiments, found, tmp_path, monkeypatch):
         pipeline.finetune_multitask(experiments, tmp_path)
     members = pipeline.finetune_multitask(experiments, tmp_path)
     checkpoint = pipeline.open_checkpoint(members[0].data, members[0].checkpoints, 1.0)
-    assert checkpoint.weights == runs["sst2"][-1].experiment["weights"]
+    assert checkpoint.encoder_hash == runs["sst2"][-1].record.encoder_hash
 
 
 def test_one_task_is_not_several(experiments, tmp_path):

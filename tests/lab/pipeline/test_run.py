@@ -93,7 +93,7 @@ def test_fine_tuning_leaves_frozen_layers_as_they_are(tiny, reviews, tmp_path):
 
 def test_it_learns(finished):
     result, _, _ = finished
-    assert result.best.primary > 75
+    assert result.best.primary_score > 75
 
 
 def test_nothing_is_done_twice(finished, reviews, tiny, monkeypatch):
@@ -125,7 +125,7 @@ def test_scoring_again_gives_the_same(finished):
     result, _, _ = finished
     for run in (result.runs[0], result.best):
         data = pipeline.load_data(pipeline.experiment_of(run))
-        assert pipeline.rescore(data, run) == pytest.approx(run.metrics["score"])
+        assert pipeline.rescore(data, run) == pytest.approx(run.metrics.scores)
 
 
 def test_other_dev_rows_are_scored_apart(finished, reviews, tiny):
@@ -198,8 +198,8 @@ def test_pooled_channel_and_rates(reviews, tiny, tmp_path):
         both / both.sum(), abs=1e-4
     )
     best = result.best
-    assert best.name == "learned:pooler_output=true" and best.experiment["shape"]["layers"] == 5
-    assert best.metrics["learning_rate"] in (1e-1, 1e-2, 1e-4)
+    assert best.name == "learned:pooler_output=true" and best.record.head_shape.num_layers == 4
+    assert best.metrics.learning_rate in (1e-1, 1e-2, 1e-4)
     assert bertvision.load(best).predict("the film was good")["label"] in ("pos", "neg")
 
 
@@ -223,9 +223,9 @@ def test_squad(task, squad, tiny, tmp_path):
         **settings,
     )
     primary = {"squad2": "f1", "squad2-answerable": "accuracy"}[task]
-    assert {run.metrics["primary"] for run in result.runs} == {primary}
+    assert {run.metrics.primary_metric for run in result.runs} == {primary}
     if task == "squad2":
-        assert all("null_threshold" in run.metrics["settings"] for run in result.runs)
+        assert all("null_threshold" in run.metrics.decoding for run in result.runs)
     answer = bertvision.load(result.best).predict(
         {"question": "who made the tower", "context": "the tower was made at ann"}
     )
@@ -244,9 +244,9 @@ def test_regression(tiny, tmp_path):
         root=tmp_path / "runs",
         **FAST,
     )
-    assert result.best.metrics["primary"] == "pearson"
+    assert result.best.metrics.primary_metric == "pearson"
     ensemble = next(run for run in result.runs if run.kind == "ensemble")
-    assert ensemble.experiment["how"] == "mean"
+    assert ensemble.record.how == "mean"
     assert isinstance(bertvision.load(ensemble).predict("good film")["score"], float)
 
 
@@ -309,7 +309,7 @@ def test_dev_labels_change_nothing_but_the_final_score(reviews, tiny, tmp_path):
     assert found[0].best.name == found[1].best.name
     for one, other in zip(found[0].runs, found[1].runs, strict=True):
         np.testing.assert_array_equal(one.predictions().logits, other.predictions().logits)
-        assert one.primary == pytest.approx(100 - other.primary)
+        assert one.primary_score == pytest.approx(100 - other.primary_score)
 
 
 def test_finished_runs_are_found_and_hold_no_pickles(finished):
@@ -374,12 +374,15 @@ def test_given_checkpoints_are_points_of_a_curve(finished, tiny, reviews, tmp_pa
     template = str(tmp_path / "checkpoints" / "{fraction}")
     settings = {"train_file": str(reviews), "encoder": template, "heads": ["learned"]}
     found = [bertvision.run(root=tmp_path / "runs", seed=seed, **settings, **FAST) for seed in (0, 1)]
-    assert found[0].runs[0].primary == result.runs[0].primary and found[0].runs[-1].primary == result.runs[-1].primary
+    assert (
+        found[0].runs[0].primary_score == result.runs[0].primary_score
+        and found[0].runs[-1].primary_score == result.runs[-1].primary_score
+    )
     same = [next(run for run in each.runs if run.name == "learned") for each in (result, found[0])]
     np.testing.assert_array_equal(same[0].predictions().logits, same[1].predictions().logits)
     assert found[0].runs[0].directory == found[1].runs[0].directory  # BERT is the same whatever the heads' seed
     assert found[0].best.directory != found[1].best.directory
-    assert found[0].runs[0].metrics["seconds"]["finetune"] == 0
+    assert found[0].runs[0].metrics.seconds.finetune == 0
 
 
 def test_a_head_can_learn_from_a_share_of_the_labels(finished, tiny, reviews):
@@ -392,7 +395,7 @@ def test_a_head_can_learn_from_a_share_of_the_labels(finished, tiny, reviews):
     assert abs(labels.mean() - data.train.features.labels.mean()) < 0.02  # in the data's proportions
     half = bertvision.run(root=root, labels=0.5, **settings)
     whole = next(run for run in result.runs if run.name == "learned")
-    assert half.best.directory != whole.directory and half.best.metrics["seconds"]["finetune"] > 0
+    assert half.best.directory != whole.directory and half.best.metrics.seconds.finetune > 0
     assert half.runs[0].directory == result.runs[0].directory  # the backbone is the same
     assert not np.array_equal(half.best.weights()["classifier.weight"], whole.weights()["classifier.weight"])
     for share in (0.0, 1.5):
@@ -410,8 +413,8 @@ def test_a_head_carried_to_a_later_checkpoint(finished, tiny, reviews):
     late = pipeline.evaluate_at(data, each, pipeline.open_checkpoint(data, checkpoints, 1.0))
     for trained, here, later in zip(each, early, late, strict=True):
         np.testing.assert_allclose(here.predictions().logits, trained.predictions().logits, atol=1e-5)
-        assert later.kind == "carried" and later.experiment["fraction"] == 1.0
-        assert later.metrics["carried_from"] == 0.5
+        assert later.kind == "evaluated" and later.record.fraction == 1.0
+        assert later.metrics.trained_at == 0.5
         assert not np.array_equal(later.predictions().logits, trained.predictions().logits)
         answers = bertvision.load(later.directory).predict(["the film was good"])
         assert answers[0]["label"] in data.task.classes

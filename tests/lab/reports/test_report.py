@@ -120,5 +120,5 @@ def test_squad_submission_scores_as_the_run_does(tiny, tmp_path):
     for file in (None, tmp_path / "dev-v2.0.json"):
         predictions, chances = write_submission(best.directory, tmp_path / "out", file)
         scored = score_file(tmp_path / "dev-v2.0.json", predictions)
-        assert scored["f1"] == pytest.approx(open_run(best.directory).primary)
+        assert scored["f1"] == pytest.approx(open_run(best.directory).primary_score)
         assert set(json.loads(chances.read_text())) == set(json.loads(predictions.read_text()))

@@ -44,14 +44,14 @@ def test_the_best_is_refitted_and_written_down(found, tmp_path):
     complete = [row["validation"] for row in found.history if row["validation"] is not None]
     (run,) = found.runs
     assert found.validation == max(complete) == run.validation_score[0]
-    assert run.name == found.settings.head and run.metrics["learning_rate"] == found.settings.learning_rate
+    assert run.name == found.settings.head and run.metrics.learning_rate == found.settings.learning_rate
     record = json.loads((found.directory / "search.json").read_text())
-    assert record["final"][0]["score"] == run.metrics["score"] and len(record["history"]) == 12
+    assert record["final"][0]["score"] == run.metrics.scores and len(record["history"]) == 12
     assert sum(record["importance"].values()) == pytest.approx(1)
     assert "| learning_rate |" in (found.directory / "search.md").read_text()
     # Elsewhere, from the file alone.
     again = pipeline.run(config.load(found.file), root=tmp_path)
-    assert again.best.metrics["score"] == run.metrics["score"] and again.best.validation_score == run.validation_score
+    assert again.best.metrics.scores == run.metrics.scores and again.best.validation_score == run.validation_score
     np.testing.assert_array_equal(again.best.predictions().logits, run.predictions().logits)
 
 
@@ -91,7 +91,7 @@ def test_dev_labels_change_nothing_but_the_final_score(reviews, tiny, tmp_path):
     one, other = results
     assert told(one) == told(other) and one.settings == other.settings
     np.testing.assert_array_equal(one.runs[0].predictions().logits, other.runs[0].predictions().logits)
-    assert one.runs[0].primary == pytest.approx(100 - other.runs[0].primary)
+    assert one.runs[0].primary_score == pytest.approx(100 - other.runs[0].primary_score)
 
 
 def test_trials_do_not_have_dev(experiment, tmp_path):
@@ -106,7 +106,7 @@ def test_seeds_are_repeated(experiment, tmp_path):
     found = search(experiment, trials=3, seeds=2, space=SPACE, root=tmp_path)
     for row in found.history:
         assert len(row["scores"]) == 2 and row["validation"] == pytest.approx(np.mean(row["scores"]))
-    assert [run.experiment["settings"]["seed"] for run in found.runs] == [0, 1]
+    assert [run.record.settings["seed"] for run in found.runs] == [0, 1]
     assert found.validation == pytest.approx(np.mean([run.validation_score[0] for run in found.runs]))
 
 

@@ -35,7 +35,7 @@ def logged(self, todo, pruning_thresholds):
 
 trials.TrialRunner.train = logged
 found = search(make(**settings.pop("experiment")), **settings)
-print(json.dumps({"validation": found.validation, "score": found.runs[0].primary, "history": found.history}))
+print(json.dumps({"validation": found.validation, "score": found.runs[0].primary_score, "history": found.history}))
 """
 
 
@@ -105,4 +105,4 @@ def test_killed_and_resumed_without_losing_finished_trials(tiny, reviews, tmp_pa
     outcome = [
         sorted(json.dumps([row["params"], row["by_epoch"]]) for row in rows) for rows in (last["history"], calm.history)
     ]
-    assert outcome[0] == outcome[1] and last["score"] == calm.runs[0].primary
+    assert outcome[0] == outcome[1] and last["score"] == calm.runs[0].primary_score

@@ -111,14 +111,14 @@ def rows(comparison: Comparison) -> list[dict[str, Any]]:
         {
             "name": each.name,
             "kind": each.kind,
-            "fraction": each.experiment["fraction"],
+            "fraction": each.record.fraction,
             "chosen": each.directory == comparison.best.directory,
-            "primary": each.metrics["primary"],
-            "score": each.metrics["score"],
-            "interval": each.metrics["interval"],
+            "primary": each.metrics.primary_metric,
+            "score": each.metrics.scores,
+            "interval": each.metrics.interval,
             "validation": each.validation_score[0],
-            "parameters": each.metrics["parameters"],
-            "seconds": each.metrics["seconds"],
+            "parameters": each.metrics.parameters,
+            "seconds": each.metrics.seconds.to_dict(),
             "directory": os.path.relpath(each.directory, comparison.file.parent),
         }
         for each in comparison.runs
@@ -127,4 +127,4 @@ def rows(comparison: Comparison) -> list[dict[str, Any]]:
 
 def experiment_of(each: Run) -> Experiment:
     """Return the settings a run was made with."""
-    return merge(Experiment(), each.experiment["settings"])
+    return merge(Experiment(), each.record.settings)

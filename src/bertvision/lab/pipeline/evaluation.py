@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,11 @@ from torch import Tensor, nn
 
 from bertvision.encoders import EncoderWithHead
 from bertvision.ensembles import combine
-from bertvision.files import read_json, value_hash
+from bertvision.files import value_hash
 from bertvision.lab.pipeline.data import ExperimentData, Split, fingerprint, with_cpu_setting
 from bertvision.lab.pipeline.finetuning import Checkpoint
 from bertvision.lab.statistics import interval
+from bertvision.records import Metrics, RunRecord, Seconds
 from bertvision.runs import Run, is_finished, save_run
 from bertvision.training import ValidationScore
 from bertvision.types import Batches, HeadShape, Predictions
@@ -32,10 +32,9 @@ def bert_run(data: ExperimentData, checkpoint: Checkpoint, found: dict[str, Pred
         name: data.predict({"bert": reader}, data.ordered(split), split, f"BERT on {name}")["bert"]
         for name, split in data.held_out.items()
     }
-    record = read_json(checkpoint.directory / "encoder" / "checkpoint.json", "fine-tuned backbone")
     parameters = sum(p.numel() for p in reader.parameters())
-    seconds = {"finetune": checkpoint.seconds, "head": 0.0, "total": checkpoint.seconds}
-    extra = {"parameters": parameters, "seconds": seconds, "training_loss": record["training_loss"]}
+    seconds = Seconds(finetune=checkpoint.seconds, head=0.0)
+    extra = {"parameters": parameters, "seconds": seconds, "training_loss": checkpoint.record.training_loss}
     return finish(data, checkpoint, directory, "bert", "BERT", found, extra)
 
 
@@ -46,26 +45,26 @@ def ensemble(data: ExperimentData, point_directory: Path, members: Sequence[Run]
     if is_finished(directory):
         return Run(directory)
     found = {split: combine([m.predictions(split) for m in members], how) for split in ("validation", "dev")}
-    seconds = {
-        "finetune": max(m.metrics["seconds"]["finetune"] for m in members),
-        "head": sum(m.metrics["seconds"]["head"] for m in members),
-    }
-    extra = {
-        "parameters": sum(m.metrics["parameters"] for m in members),
-        "seconds": seconds | {"total": sum(seconds.values())},
-    }
-    experiment = _describe(data, "ensemble", name) | {
-        "how": how,
-        "fraction": max(member.experiment["fraction"] for member in members),
-        "members": [os.path.relpath(member.directory, directory) for member in members],
-    }
-    metrics, outcomes = _measure(data, found)
-    return save_run(directory, experiment, metrics | extra, found, outcomes)
+    seconds = Seconds(
+        finetune=max(member.metrics.seconds.finetune for member in members),
+        head=sum(member.metrics.seconds.head for member in members),
+    )
+    parameters = sum(member.metrics.parameters for member in members)
+    record = RunRecord(
+        name=name,
+        kind="ensemble",
+        how=how,
+        fraction=max(member.record.fraction for member in members),
+        members=tuple(os.path.relpath(member.directory, directory) for member in members),
+        **_common(data),
+    )
+    metrics, outcomes = _measure(data, found, {"parameters": parameters, "seconds": seconds})
+    return save_run(directory, record, metrics, found, outcomes)
 
 
 def rescore(data: ExperimentData, each: Run) -> dict[str, float]:
     """Score a run's saved predictions once more."""
-    task, dev, settings = data.task, data.dev, each.metrics["settings"]
+    task, dev, settings = data.task, data.dev, each.metrics.decoding
     found = each.predictions()
     scores = task.score(task.decode(found, dev.features, settings), dev.examples)
     return scores | task.calibration(found, dev.features, settings, dev.examples)
@@ -91,31 +90,31 @@ def validation_score(data: ExperimentData, split: Split, predictions: Prediction
     return score, -float(task.loss(logits, labels, torch.ones(len(labels), 1, dtype=torch.bool)))
 
 
-def _measure(data: ExperimentData, found: Mapping[str, Predictions]) -> tuple[dict[str, Any], np.ndarray]:
+def _measure(
+    data: ExperimentData, found: Mapping[str, Predictions], extra: Mapping[str, Any]
+) -> tuple[Metrics, np.ndarray]:
     """Choose what needs choosing on validation, then score both splits; return dev's outcomes too."""
     task, scores, outcomes = data.task, {}, np.empty((0, 0))
     settings = task.fit_decoding(found["validation"], data.validation.features, data.validation.examples)
     for name, split in data.held_out.items():  # dev comes last
         outcomes = task.outcomes(task.decode(found[name], split.features, settings), split.examples)
         scores[name] = task.compute_metrics(outcomes)
-    metrics = {
-        "primary": task.primary,
-        "score": scores["dev"],
-        "interval": list(interval(task, [outcomes])),
-        "validation": scores["validation"],
-        "grade": list(validation_score(data, data.validation, found["validation"])),
-        "settings": settings,
-    }
-    dev = data.dev
-    if calibration := task.calibration(found["dev"], dev.features, settings, dev.examples):
-        metrics["calibration"] = calibration
+    metrics = Metrics(
+        primary_metric=task.primary,
+        scores=scores["dev"],
+        interval=interval(task, [outcomes]),
+        validation_scores=scores["validation"],
+        validation_score=validation_score(data, data.validation, found["validation"]),
+        decoding=settings,
+        calibration=task.calibration(found["dev"], data.dev.features, settings, data.dev.examples),
+        **extra,
+    )
     return metrics, outcomes
 
 
-def _describe(data: ExperimentData, kind: str, name: str) -> dict[str, Any]:
+def _common(data: ExperimentData) -> dict[str, Any]:
+    """The fields of a record that all runs of an experiment share."""
     return {
-        "name": name,
-        "kind": kind,
         "task": data.task.to_dict(),
         "max_tokens": data.max_tokens,
         "source": data.source,
@@ -136,12 +135,15 @@ def finish(
     shape: HeadShape | None = None,
 ) -> Run:
     """Score what a model predicted, and write its run."""
-    experiment = _describe(data, kind, name) | {
-        "fraction": checkpoint.fraction,
-        "encoder": data.experiment.encoder,
-        "encoder_path": os.path.relpath(checkpoint.directory / "encoder", directory),
-        "weights": checkpoint.weights,
-        "shape": asdict(shape or data.shape(checkpoint.encoder)),
-    }
-    metrics, outcomes = _measure(data, found)
-    return save_run(directory, experiment, metrics | extra, found, outcomes, weights)
+    record = RunRecord(
+        name=name,
+        kind=kind,
+        fraction=checkpoint.fraction,
+        encoder=data.experiment.encoder,
+        encoder_path=os.path.relpath(checkpoint.directory / "encoder", directory),
+        encoder_hash=checkpoint.encoder_hash,
+        shape=shape or data.shape(checkpoint.encoder),
+        **_common(data),
+    )
+    metrics, outcomes = _measure(data, found, extra)
+    return save_run(directory, record, metrics, found, outcomes, weights)

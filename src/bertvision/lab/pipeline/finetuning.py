@@ -5,7 +5,6 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,12 +33,11 @@ from bertvision.heads import (
 )
 from bertvision.lab.experiment import FRACTION, Experiment, TrainingConfig
 from bertvision.lab.pipeline.data import ExperimentData, fingerprint, with_cpu_setting
+from bertvision.records import CheckpointRecord
 from bertvision.runs import slug
 from bertvision.states import ComputedStates, TokenBatches
 from bertvision.training import Checkpointer, FitOptions, Loss, fit
 from bertvision.types import Batches, StateView
-
-UNTRAINED = {"training_loss": 0.0, "seconds": 0.0, "steps": 0, "saving_seconds": 0.0}
 
 
 @dataclass(frozen=True)
@@ -53,9 +51,10 @@ class CheckpointSet:
         """Where the backbone of a fraction is."""
         return self.directory / f"{fraction:g}" / "encoder"
 
-    def checkpoint(self, fraction: float) -> dict[str, Any]:
-        """Training loss and seconds at a fraction."""
-        return read_json(self.encoder(fraction) / "checkpoint.json", "fine-tuned backbone")
+    def record(self, fraction: float) -> CheckpointRecord:
+        """Read how the checkpoint of a fraction was reached."""
+        path = self.encoder(fraction) / "checkpoint.json"
+        return CheckpointRecord.from_dict(read_json(path, "fine-tuning checkpoint"), str(path))
 
 
 def finetune(data: ExperimentData, root: Path) -> CheckpointSet:
@@ -133,7 +132,7 @@ def train_encoder(
 ) -> None:
     """Train a model that holds a backbone; `keep` it at every missing fraction, and what a kill needs in `place`."""
     if max(missing) == 0:
-        keep(0.0, UNTRAINED)
+        keep(0.0, {})
         distributed.barrier()
         return
     if optim.schedule == "constant":
@@ -180,7 +179,7 @@ def _adopt(data: ExperimentData, root: Path) -> CheckpointSet:
         if distributed.is_main_process() and not (checkpoints.encoder(fraction) / "checkpoint.json").is_file():
             write_json(place / "settings.json", settings)
             bert = new_bert(data, load(data, experiment.encoder_at(fraction)))
-            save_checkpoint(data, checkpoints, bert, fraction, UNTRAINED)
+            save_checkpoint(data, checkpoints, bert, fraction, {})
     distributed.barrier()
     return checkpoints
 
@@ -217,7 +216,8 @@ def save_checkpoint(
         save_encoder(directory, model.bert if isinstance(model, TwoHeadModel) else model, data.tokenizer)
         if isinstance(model, TwoHeadModel):
             save_tensors(directory / AUXILIARY_HEAD_FILE, model.auxiliary_head.state_dict())
-        write_json(directory / "checkpoint.json", {**record, "fraction": fraction})
+        reached = CheckpointRecord.from_dict({"fraction": fraction, **record})
+        write_json(directory / "checkpoint.json", reached.to_dict())
 
 
 def _restore_last(head: BertHead, found: Mapping[str, Tensor]) -> None:
@@ -235,10 +235,16 @@ class Checkpoint:
     directory: Path
     encoder: Encoder
     last: BertHead
-    seconds: float
-    weights: str
+    record: CheckpointRecord
+    encoder_hash: str
+    """SHA-256 of the weights of the encoder."""
     auxiliary_head: nn.Module | None = None
     """The head that fine-tuning went through beside BERT's own, as it was then."""
+
+    @property
+    def seconds(self) -> float:
+        """Training time up to this checkpoint."""
+        return self.record.seconds
 
     def stream(self, tokens: TokenBatches, view: StateView) -> ComputedStates:
         """Its hidden states over `tokens`."""
@@ -259,11 +265,11 @@ def open_checkpoint(data: ExperimentData, checkpoints: CheckpointSet, fraction: 
     load_head_weights(last, loaded.last)
     device = devices.device()
     encoder = loaded.encoder.to(device).eval().requires_grad_(False)
-    seconds = checkpoints.checkpoint(fraction)["seconds"]
+    record = checkpoints.record(fraction)
     auxiliary_head = None
     if (directory / AUXILIARY_HEAD_FILE).is_file():
         auxiliary_head = build_head(data.auxiliary_head, data.shape(encoder))
         load_head_weights(auxiliary_head, load_tensors(directory / AUXILIARY_HEAD_FILE, "head")[0])
         auxiliary_head = auxiliary_head.to(device).eval()
     last = last.to(device).eval()
-    return Checkpoint(fraction, directory.parent, encoder, last, seconds, weights_hash(encoder), auxiliary_head)
+    return Checkpoint(fraction, directory.parent, encoder, last, record, weights_hash(encoder), auxiliary_head)

@@ -29,6 +29,7 @@ from bertvision.lab.pipeline.data import ExperimentData, fingerprint, with_cpu_s
 from bertvision.lab.pipeline.evaluation import bert_run, finish, validation_scores
 from bertvision.lab.pipeline.finetuning import Checkpoint
 from bertvision.lab.pipeline.states import states
+from bertvision.records import Seconds
 from bertvision.runs import Run, is_finished, slug
 from bertvision.training import Checkpointer, FitOptions, TrainState, fit
 from bertvision.types import HeadShape, StateView
@@ -109,12 +110,8 @@ def _train(
         own, shared = train_state.seconds, train_state.shared_seconds + reading
         extra = {
             "parameters": sum(p.numel() for p in train_state.model.parameters()),
-            "seconds": {
-                "finetune": checkpoint.seconds,
-                "head": own + shared,
-                "total": checkpoint.seconds + own + shared,
-            },
-            "seconds_apart": {"states": shared, "head": own},
+            "seconds": Seconds(finetune=checkpoint.seconds, head=own + shared),
+            "states_seconds": shared,
             "best_epoch": train_state.best_epoch,
             "epochs": len(train_state.validation_scores),
             "validation_by_epoch": [validation_score[0] for validation_score in train_state.validation_scores],
@@ -136,8 +133,8 @@ def evaluate_at(data: ExperimentData, runs: Sequence[Run], checkpoint: Checkpoin
         checkpoint.directory / f"{slug(run.name)}-carried-{value_hash([run.directory.name, dev])}" for run in runs
     ]
     missing = {place: run for place, run in zip(places, runs, strict=True) if not is_finished(place)}
-    for shape in dict.fromkeys(HeadShape.from_dict(run.experiment["shape"]) for run in missing.values()):
-        alike = {place: run for place, run in missing.items() if HeadShape.from_dict(run.experiment["shape"]) == shape}
+    for shape in dict.fromkeys(run.record.head_shape for run in missing.values()):
+        alike = {place: run for place, run in missing.items() if run.record.head_shape == shape}
         configs = {place: HeadConfig.parse(run.name) for place, run in alike.items()}
         view = required_view(configs.values(), shape)
         models = {place.name: build_for_view(config, shape, view) for place, config in configs.items()}
@@ -150,12 +147,11 @@ def evaluate_at(data: ExperimentData, runs: Sequence[Run], checkpoint: Checkpoin
             found[name] = data.predict(models, batches, split, f"{label} on {name}")
         for place, run in alike.items():
             # It cost what its own training cost; the states it reads now cost what their backbone did.
-            seconds = run.metrics["seconds"] | {"finetune": checkpoint.seconds}
-            extra = {"parameters": run.metrics["parameters"], "seconds": seconds}
-            extra |= {"carried_from": run.experiment["fraction"]}
+            seconds = replace(run.metrics.seconds, finetune=checkpoint.seconds)
+            extra = {"parameters": run.metrics.parameters, "seconds": seconds, "trained_at": run.record.fraction}
             predictions = {name: each[place.name] for name, each in found.items()}
             weights = run.weights()
-            finish(data, checkpoint, place, "carried", run.name, predictions, extra, weights=weights, shape=shape)
+            finish(data, checkpoint, place, "evaluated", run.name, predictions, extra, weights=weights, shape=shape)
     return [Run(place) for place in places]
 
 
@@ -163,7 +159,7 @@ def warm_start(head: nn.Module, start: Run, task: Mapping[str, Any]) -> list[str
     """Lay the weights of a trained head over a fresh one; return what stays fresh: read-outs of other questions do."""
     own = head.state_dict()
     found = upgrade_state_dict(start.weights(), own)
-    same = all(start.experiment["task"].get(key) == task.get(key) for key in ("kind", "classes", "answerable"))
+    same = all(start.record.task.get(key) == task.get(key) for key in ("kind", "classes", "answerable"))
     taken = {
         key: value
         for key, value in found.items()
@@ -190,7 +186,7 @@ def _resume(data: ExperimentData, checkpoint: Checkpoint, configs: Sequence[Head
         "train": asdict(data.heads),
         "rates": _rates(data),
         "seed": data.experiment.seed,
-        "weights": checkpoint.weights,
+        "weights": checkpoint.encoder_hash,
         "data": fingerprint(data.train, data.validation),
         "labels": data.experiment.labels,
         "start": start.directory.name if start else "",
@@ -225,11 +221,11 @@ def _head_directory(data: ExperimentData, checkpoint: Checkpoint, config: HeadCo
         "train": asdict(data.heads),
         "rates": experiment.extra_learning_rates,
         "seed": experiment.seed,
-        "weights": checkpoint.weights,
+        "weights": checkpoint.encoder_hash,
         "dev": fingerprint(data.dev),
     }
     if experiment.labels != 1:
         settings["labels"] = experiment.labels
     if start is not None:
-        settings["start"] = [start.directory.name, start.experiment["weights"]]
+        settings["start"] = [start.directory.name, start.record.encoder_hash]
     return f"{slug(str(config))}-{value_hash(settings)}"

@@ -43,7 +43,7 @@ def state_request(data: ExperimentData, checkpoint: Checkpoint, name: str, view:
     split: Split = getattr(data, name)
     experiment, features = data.experiment, split.features
     identity: dict[str, Any] = {
-        "backbone": checkpoint.weights,
+        "backbone": checkpoint.encoder_hash,
         "tokenizer": tokenizer_hash(data.tokenizer),
         "task": data.task.name,
         "split": name,

@@ -38,7 +38,7 @@ def compare_errors(bert: Run, head: Run) -> tuple[list[dict[str, Any]], dict[str
     """
     data = pipeline.load_data(pipeline.experiment_of(head))
     task, dev = data.task, data.dev
-    answers = [task.format_answers(run.predictions(), dev.features, run.metrics["settings"]) for run in (bert, head)]
+    answers = [task.format_answers(run.predictions(), dev.features, run.metrics.decoding) for run in (bert, head)]
     bert_correct, head_correct = task.is_correct(bert.outcomes()), task.is_correct(head.outcomes())
     if bert_correct is None or head_correct is None:
         errors = [np.abs(run.outcomes()[:, 0] - run.outcomes()[:, 1]) for run in (bert, head)]

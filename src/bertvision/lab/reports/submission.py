@@ -66,7 +66,7 @@ def _write_squad(run: Run, model: TrainedModel, out: Path, file: Path | None) ->
     """Write the answers by question id, and the probabilities that there is no answer."""
     if file is None:
         dev = pipeline.load_data(pipeline.experiment_of(run)).dev
-        presented = model.task.format_answers(run.predictions(), dev.features, run.metrics["settings"])
+        presented = model.task.format_answers(run.predictions(), dev.features, run.metrics.decoding)
     else:
         examples = model.task.read(file)
         answers = model.predict([{"question": each.texts[0], "context": each.texts[1]} for each in examples])

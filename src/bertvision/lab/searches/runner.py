@@ -238,7 +238,7 @@ def _score_best(search: _Search, root: Path) -> SearchResult:
     final_scores = [
         {
             "seed": seed,
-            "score": run.metrics["score"],
+            "score": run.metrics.scores,
             "validation": run.validation_score[0],
             "directory": str(run.directory),
         }

@@ -68,7 +68,7 @@ def _answer_rows(
         for seed in context.seeds:
             dev = context.data(seed).dev
             for name, run in _models(context, seed, fraction).items():
-                answers = task.decode(run.predictions(), dev.features, run.metrics["settings"])
+                answers = task.decode(run.predictions(), dev.features, run.metrics.decoding)
                 correct = task.is_correct(run.outcomes())
                 assert correct is not None
                 measured = measure(dev.examples, [answers[example.id] for example in dev.examples], correct)

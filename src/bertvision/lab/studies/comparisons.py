@@ -10,6 +10,7 @@ from bertvision.lab.pipeline.head_training import new_head
 from bertvision.lab.pipeline.states import states
 from bertvision.lab.studies.context import StudyContext, difference_columns, score_row
 from bertvision.lab.studies.result import Figure, StudyTable
+from bertvision.records import Seconds
 from bertvision.runs import Run, is_finished, slug
 
 BERT, LAST, ONLY = "BERT", "control: last, retrained", "control: last layer only"
@@ -22,7 +23,7 @@ def curve(context: StudyContext) -> StudyTable:
     rows: list[Row] = []
     for fraction in context.fractions:
         bert = _bert_runs(context, fraction)
-        losses = [run.metrics["training_loss"] for run in bert]
+        losses = [run.metrics.training_loss or 0.0 for run in bert]
         row = {"model": BERT, "fraction": fraction, "training loss": sum(losses) / len(losses)}
         rows.append(row | score_row(context.task, bert))
         if fraction in context.head_fractions:
@@ -71,7 +72,7 @@ def _compared_rows(context: StudyContext, fraction: float, models: Mapping[str, 
     baselines = {"BERT": BERT, "last": LAST, "last layer": ONLY}
     baselines = {title: name for title, name in baselines.items() if name in models}
     differences = difference_columns(context.task, models, baselines)
-    bert_parameters = models[BERT][0].metrics["parameters"]
+    bert_parameters = models[BERT][0].metrics.parameters
     rows = []
     for name, runs in models.items():
         row = {"model": name, "fraction": fraction} | score_row(context.task, runs) | differences[name]
@@ -252,7 +253,7 @@ def _untrained_run(context: StudyContext, seed: int, fraction: float) -> Run:
     }
     extra = {
         "parameters": sum(p.numel() for p in model.parameters()),
-        "seconds": {"finetune": checkpoint.seconds, "head": 0.0, "total": checkpoint.seconds},
+        "seconds": Seconds(finetune=checkpoint.seconds, head=0.0),
     }
     weights = model.state_dict()
-    return finish(data, checkpoint, directory, "carried", spec, predictions, extra, weights=weights, shape=shape)
+    return finish(data, checkpoint, directory, "evaluated", spec, predictions, extra, weights=weights, shape=shape)

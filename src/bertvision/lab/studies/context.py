@@ -132,7 +132,7 @@ class StudyContext:
 
     def ensemble_run(self, seed: int, members: Sequence[Run], method: str) -> Run:
         """Return the run of an ensemble of other runs."""
-        directory = max(members, key=lambda run: run.experiment["fraction"]).directory.parent
+        directory = max(members, key=lambda run: run.record.fraction).directory.parent
         return pipeline.ensemble(self.data(seed), directory, members, method)
 
     def over_seeds(self, runs_of_seed: Callable[[int], Mapping[str, Run]]) -> dict[str, list[Run]]:
@@ -170,13 +170,13 @@ def score_row(task: Task, runs: Sequence[Run], key: str = "") -> dict[str, Any]:
     low, high = interval(task, [run.outcomes() for run in runs], key)
     key = key or task.primary
     return {
-        "score": float(np.mean([run.metrics["score"][key] for run in runs])),
+        "score": float(np.mean([run.metrics.scores[key] for run in runs])),
         "low": low,
         "high": high,
         "validation": float(np.mean([run.validation_score[0] for run in runs])),
         "seeds": len(runs),
-        "parameters": runs[0].metrics["parameters"],
-        "seconds": float(np.mean([run.metrics["seconds"]["total"] for run in runs])),
+        "parameters": runs[0].metrics.parameters,
+        "seconds": float(np.mean([run.metrics.seconds.total for run in runs])),
         "runs": [str(run.directory) for run in runs],
     }
 

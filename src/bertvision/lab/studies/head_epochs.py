@@ -11,6 +11,7 @@ from bertvision.lab.pipeline.head_training import new_head
 from bertvision.lab.pipeline.states import states
 from bertvision.lab.studies.context import StudyContext, score_row
 from bertvision.lab.studies.result import Figure, StudyTable
+from bertvision.records import Seconds
 from bertvision.runs import Run, is_finished, slug
 from bertvision.training import Checkpointer, FitOptions, FractionRecord, fit
 
@@ -46,7 +47,7 @@ def _runs_by_epoch(context: StudyContext, seed: int, fraction: float) -> list[Ru
     data, checkpoint = context.data(seed), context.checkpoint(seed, fraction)
     spec, config, epochs = context.main_head, context.main_config, context.options.epochs
     optim = replace(data.heads, epochs=float(epochs), patience=0)
-    key = value_hash([spec, vars(optim), seed, checkpoint.weights, fingerprint(data.dev)])
+    key = value_hash([spec, vars(optim), seed, checkpoint.encoder_hash, fingerprint(data.dev)])
     directories = [checkpoint.directory / f"{slug(spec)}-epoch{epoch}-{key}" for epoch in range(1, epochs + 1)]
     if all(map(is_finished, directories)):
         return [Run(directory) for directory in directories]
@@ -65,8 +66,7 @@ def _runs_by_epoch(context: StudyContext, seed: int, fraction: float) -> list[Ru
             for name, split in data.held_out.items()
         }
         weights = {name: value.cpu().clone() for name, value in model.state_dict().items()}
-        total = checkpoint.seconds + record.seconds
-        seconds = {"finetune": checkpoint.seconds, "head": record.seconds, "total": total}
+        seconds = Seconds(finetune=checkpoint.seconds, head=record.seconds)
         parameters = sum(p.numel() for p in model.parameters())
         extra = {"parameters": parameters, "seconds": seconds, "epoch": round(epoch)}
         directory = directories[round(epoch) - 1]

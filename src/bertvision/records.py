@@ -1,0 +1,195 @@
+"""The contents of a run's JSON files as frozen dataclasses: what was done, and what came out."""
+
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from typing import Any, TypeVar
+
+from bertvision.errors import BertVisionError
+from bertvision.types import HeadShape
+
+T = TypeVar("T")
+
+KINDS = {
+    "bert": "the fine-tuned encoder with BERT's own head",
+    "head": "a head trained on the hidden states of a fine-tuned encoder",
+    "control": "a head trained for comparison, on the last layer only",
+    "ensemble": "a combination of the predictions of other runs",
+    "evaluated": "a head evaluated on the hidden states of a checkpoint it was not trained on",
+    "epoch": "a head after one epoch of its training",
+}
+"""The kinds of runs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seconds:
+    """Training time of a run."""
+
+    finetune: float
+    """Fine-tuning of the encoder."""
+    head: float
+    """Training of the head, including the computation of the hidden states it shares with other heads."""
+
+    @property
+    def total(self) -> float:
+        """Fine-tuning and head training together."""
+        return self.finetune + self.head
+
+    def to_dict(self) -> dict[str, float]:
+        """Return the times as plain JSON."""
+        return {"finetune": self.finetune, "head": self.head, "total": self.total}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metrics:
+    """The results of a run (metrics.json)."""
+
+    primary_metric: str
+    """The official metric of the task; a key of `scores`."""
+    scores: dict[str, float]
+    """Scores on the development set, in percent."""
+    interval: tuple[float, float]
+    """95 % bootstrap interval of the primary score."""
+    validation_scores: dict[str, float]
+    """Scores on the validation split."""
+    validation_score: tuple[float, float]
+    """(primary score, negated loss) on the validation split. Choices are made by comparing these."""
+    decoding: dict[str, float]
+    """Settings that turn logits into answers, such as a threshold; tuned on the validation split."""
+    parameters: int
+    seconds: Seconds
+    calibration: dict[str, float] = field(default_factory=dict)
+    best_epoch: int | None = None
+    """The epoch, counted from 1, whose weights were kept."""
+    epochs: int | None = None
+    """Epochs trained."""
+    validation_by_epoch: list[float] | None = None
+    training_loss: float | None = None
+    learning_rate: float | None = None
+    states_seconds: float | None = None
+    """The part of `seconds.head` that is shared by all heads trained on the same hidden states."""
+    epoch: int | None = None
+    """For runs of kind "epoch": after how many epochs the head was evaluated."""
+    trained_at: float | None = None
+    """For runs of kind "evaluated": the fine-tuning fraction at which the head was trained."""
+
+    @property
+    def primary_score(self) -> float:
+        """The primary score on the development set."""
+        return self.scores[self.primary_metric]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the metrics as plain JSON; unset optional fields are left out."""
+        return _set_fields(self) | {"seconds": self.seconds.to_dict()}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any], where: str = "metrics") -> "Metrics":
+        """Build the metrics from what `to_dict` returned."""
+        values = dict(values)
+        for name in ("interval", "validation_score"):
+            values[name] = tuple(values.get(name, ()))
+        values["seconds"] = _build(Seconds, values.get("seconds", {}), where)
+        return _build(cls, values, where)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportRecord:
+    """Where the ONNX graph of an exported run is, and which of its outputs belong to the run."""
+
+    directory: str
+    """Path of the exported model, relative to the run."""
+    bert_output: str
+    """Output of the graph with the logits of BERT's own head."""
+    output: str = ""
+    """Output of the graph with the logits of the run's head; empty for ensembles."""
+    layers_read: dict[str, Any] = field(default_factory=dict)
+    """Which layers the head reads: its weights are in the graph, so this cannot be derived from them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """What a run did (experiment.json): all that is needed to make predictions with it."""
+
+    name: str
+    """The specification of its head, "BERT", or the names of the members of an ensemble."""
+    kind: str
+    """A key of KINDS."""
+    task: dict[str, Any]
+    """Description of the task, as returned by `Task.describe`."""
+    max_tokens: int
+    source: str
+    """Where the data came from."""
+    settings: dict[str, Any]
+    """The experiment, as returned by `Experiment.to_dict`."""
+    fraction: float
+    """Epochs of fine-tuning of the encoder."""
+    encoder: str = ""
+    """Name of the pretrained encoder; empty for ensembles, whose members have one."""
+    encoder_path: str = ""
+    """Directory of the fine-tuned encoder, relative to the run."""
+    encoder_hash: str = ""
+    """SHA-256 of the weights of the fine-tuned encoder."""
+    shape: HeadShape | None = None
+    members: tuple[str, ...] = ()
+    """For ensembles: directories of the members, relative to the run."""
+    how: str = ""
+    """For ensembles: how predictions are combined."""
+    export: ExportRecord | None = None
+
+    @property
+    def head_shape(self) -> HeadShape:
+        """The shape the head was built for."""
+        if self.shape is None:
+            raise BertVisionError(f"{self.name} has no head of its own; its members have.")
+        return self.shape
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the record as plain JSON; unset optional fields are left out."""
+        return _set_fields(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any], where: str = "record") -> "RunRecord":
+        """Build the record from what `to_dict` returned."""
+        values = dict(values) | {"members": tuple(values.get("members", ()))}
+        if values.get("shape") is not None:
+            values["shape"] = HeadShape.from_dict(values["shape"])
+        if values.get("export") is not None:
+            values["export"] = _build(ExportRecord, values["export"], where)
+        return _build(cls, values, where)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointRecord:
+    """How a fine-tuning checkpoint was reached (checkpoint.json)."""
+
+    fraction: float
+    """Epochs of fine-tuning."""
+    training_loss: float = 0.0
+    """Mean loss since the checkpoint before it."""
+    seconds: float = 0.0
+    """Training time, without saving."""
+    steps: int = 0
+    saving_seconds: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the record as plain JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any], where: str = "checkpoint") -> "CheckpointRecord":
+        """Build the record from what `to_dict` returned."""
+        return _build(cls, values, where)
+
+
+def _build(kind: type[T], values: dict[str, Any], where: str) -> T:
+    """Build a dataclass; keys it does not have are ignored, so that fields can be added without a new format."""
+    names = {each.name for each in fields(kind)}  # pyright: ignore[reportArgumentType]
+    try:
+        return kind(**{name: value for name, value in values.items() if name in names})
+    except TypeError as error:
+        raise BertVisionError(f"{where} is incomplete: {error}.") from error
+
+
+def _set_fields(record: Any) -> dict[str, Any]:
+    """Return a record as plain JSON, without the optional fields that have no value."""
+    values = asdict(record)
+    required = {each.name for each in fields(record) if each.default is each.default_factory is MISSING}
+    return {name: value for name, value in values.items() if name in required or value not in (None, "", (), {})}
