@@ -68,7 +68,7 @@ class AnswerSchema(BaseModel):
     bert: dict[str, Any] | None = Field(default=None, description="Answer of the encoder's own head.")
 
 
-class Seconds(BaseModel):
+class SecondsSchema(BaseModel):
     """Time spent on the request, in seconds."""
 
     encode: float = Field(description="Tokenization.")
@@ -84,7 +84,7 @@ class Answers(BaseModel):
         description="Forward passes per text: one per encoder, plus one if the texts of pairs are also encoded alone."
     )
     tokens: int = Field(description="Tokens of all rows.")
-    seconds: Seconds
+    seconds: SecondsSchema
 
 
 class Reads(BaseModel):
