@@ -57,7 +57,7 @@ def test_every_flag_shown_exists():
     known |= {
         "preset",
         "trials",
-        "what",
+        "target",
         "storage",
         "shard",
         "seeds",

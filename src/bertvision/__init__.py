@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from bertvision.heads import HEADS, build_head
     from bertvision.lab.benchmarks import TASKS
     from bertvision.lab.experiment import Experiment
-    from bertvision.lab.pipeline import Comparison, run
+    from bertvision.lab.pipeline import ExperimentResult, run
     from bertvision.trained_model import TrainedModel, load
     from bertvision.types import HeadShape, Predictions
 
@@ -20,7 +20,7 @@ _MODULES = {
     "run": "lab.pipeline",
     "load": "trained_model",
     "Experiment": "lab.experiment",
-    "Comparison": "lab.pipeline",
+    "ExperimentResult": "lab.pipeline",
     "TrainedModel": "trained_model",
     "Predictions": "types",
     "HeadShape": "types",
@@ -35,7 +35,7 @@ _MODULES = {
 __all__ = [
     "ENCODERS",
     "BertVisionError",
-    "Comparison",
+    "ExperimentResult",
     "Experiment",
     "HEADS",
     "Predictions",

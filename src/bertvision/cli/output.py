@@ -88,7 +88,7 @@ def comparison(rows: Sequence[dict[str, Any]], task_kind: str, *, full: bool = F
     """Format the rows of a comparison.
 
     Args:
-        rows: rows of `pipeline.rows`.
+        rows: rows of `ExperimentResult.to_rows`.
         task_kind: kind of the task, which determines the labels of heads.
         full: whether to keep all metrics and the whole names of models, for files.
     """

@@ -65,7 +65,6 @@ def search(
 
 
 def _print(result: "SearchResult", as_json: bool) -> None:
-    from bertvision.lab import pipeline
 
     if as_json:
         output.as_json(
@@ -100,5 +99,5 @@ def _print(result: "SearchResult", as_json: bool) -> None:
         print(f"Importance: {shares}")
     for comparison in result.final:
         print()
-        output.print_comparison(pipeline.rows(comparison), task_kind_of(comparison.best))
+        output.print_comparison(comparison.to_rows(), task_kind_of(comparison.best))
     print(f"Experiment: {result.file}\nHistory:    {result.directory / 'search.md'}")

@@ -163,8 +163,9 @@ def train(experiment: "Experiment", root: Root = Path("runs"), as_json: Json = F
     from dataclasses import replace
 
     from bertvision.lab import pipeline
+    from bertvision.lab.experiment import resolve_fractions
 
-    experiment = replace(experiment, fractions=experiment.head_fractions or [min(experiment.fractions)])
+    experiment = replace(experiment, fractions=resolve_fractions(experiment).head_fractions)
     result = pipeline.run(experiment, root=root)
     _print_comparison(result, as_json)
 
@@ -226,7 +227,8 @@ def ensemble(
         raise BertVisionError("An ensemble needs at least two runs.")
     data = pipeline.load_data(pipeline.experiment_of(members[-1]))
     combined = pipeline.ensemble(data, members[-1].directory.parent, members, how)
-    rows = pipeline.rows(pipeline.Comparison([*members, combined], combined, combined.directory / "metrics.json"))
+    result = pipeline.ExperimentResult([*members, combined], combined, combined.directory / "metrics.json")
+    rows = result.to_rows()
     if as_json:
         output.as_json(rows)
         return
@@ -259,9 +261,8 @@ def demo(root: Root = Path("runs")) -> None:
 
 
 def _print_comparison(result: Any, as_json: bool) -> None:
-    from bertvision.lab import pipeline
 
-    rows, task_kind = pipeline.rows(result), task_kind_of(result.best)
+    rows, task_kind = result.to_rows(), task_kind_of(result.best)
     full = [
         {key: value for key, value in row.items() if key != "chosen"}
         for row in output.comparison(rows, task_kind, full=True)

@@ -171,6 +171,13 @@ def load_several(path: Path | None, name: str = "") -> list[tuple[Experiment, di
     return found
 
 
+def resolve_fractions(experiment: Experiment) -> Experiment:
+    """Fill in the fractions at which heads are trained (default: the smallest); fine-tuning reaches them, too."""
+    head_fractions = experiment.head_fractions or [min(experiment.fractions)]
+    fractions = sorted({*experiment.fractions, *head_fractions})
+    return replace(experiment, head_fractions=head_fractions, fractions=fractions)
+
+
 def read_toml(path: Path) -> dict[str, Any]:
     """Read a file of settings."""
     try:

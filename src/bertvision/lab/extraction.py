@@ -13,7 +13,7 @@ from bertvision.encoders import load_encoder_info
 from bertvision.errors import BertVisionError, lookup
 from bertvision.heads import ENCODINGS, select_layers
 from bertvision.lab import cluster
-from bertvision.lab.experiment import Experiment, merge
+from bertvision.lab.experiment import Experiment, merge, resolve_fractions
 from bertvision.lab.pipeline.data import ExperimentData, load_data
 from bertvision.lab.pipeline.finetuning import Checkpoint, CheckpointSet, finetune, open_checkpoint
 from bertvision.lab.pipeline.states import state_request, stored_lengths
@@ -56,7 +56,7 @@ def extract(
     """
     options = options or ExtractionOptions()
     cluster.check_address(address)
-    head_fractions = experiment.head_fractions or [min(experiment.fractions)]
+    head_fractions = resolve_fractions(experiment).head_fractions
     if experiment.store.directory and len(head_fractions) > 1:
         raise BertVisionError(
             f"--store-dir can hold one fraction only, got {head_fractions}. Name one with --at, or leave "

@@ -34,7 +34,7 @@ def finished(tiny, reviews, tmp_path_factory):
 
 def test_rows_of_the_comparison(finished):
     result, _, messages = finished
-    kinds = [(row["kind"], row["name"], row["fraction"]) for row in pipeline.rows(result)]
+    kinds = [(row["kind"], row["name"], row["fraction"]) for row in result.to_rows()]
     assert kinds[0] == ("bert", "BERT", 0.5) and kinds[-1] == ("bert", "BERT", 1.0)
     names = [name for _, name, _ in kinds]
     assert names[1:6] == [
@@ -46,14 +46,14 @@ def test_rows_of_the_comparison(finished):
     ]
     assert kinds[6][0] == "ensemble"
     assert any("86 rows to train on, 10 to choose on, 24 to score" in each for each in messages)
-    for row in pipeline.rows(result):
+    for row in result.to_rows():
         low, high = row["interval"]
         assert low <= row["score"]["accuracy"] <= high
         assert row["parameters"] > 0 and row["seconds"]["total"] > 0
     assert result.best.kind == "head" and result.best.validation_score == max(
         r.validation_score for r in result.runs if r.kind == "head"
     )
-    assert json.loads(result.file.read_text())["rows"] == pipeline.rows(result)
+    assert json.loads(result.file.read_text())["rows"] == result.to_rows()
 
 
 def test_fine_tuning_goes_through_a_head(tiny, reviews, tmp_path):
@@ -434,3 +434,9 @@ def test_states_of_pairs_are_stored_as_the_default_heads_read_them(tiny, reviews
     for wrong, why in (("bi", "needs a task of text pairs"), ("beside", "value of encoding")):
         with pytest.raises(BertVisionError, match=why):
             extraction.estimate(texts, ["train"], extraction.ExtractionOptions(encoding=wrong))
+
+
+def test_an_experiment_and_settings_together_are_refused(reviews, tiny, tmp_path):
+    experiment = make(train_file=str(reviews), encoder=str(tiny))
+    with pytest.raises(BertVisionError, match="Give an experiment or settings, not both; got an experiment and seed"):
+        bertvision.run(experiment, seed=3, root=tmp_path)

@@ -12,7 +12,7 @@ from bertvision import distributed
 from bertvision.encoders import Encoder, EncoderWithHead, weights_hash
 from bertvision.errors import BertVisionError
 from bertvision.files import value_hash, write_json
-from bertvision.lab.experiment import Experiment
+from bertvision.lab.experiment import Experiment, resolve_fractions
 from bertvision.lab.pipeline.data import ExperimentData, fingerprint, load_data
 from bertvision.lab.pipeline.evaluation import bert_run
 from bertvision.lab.pipeline.finetuning import (
@@ -148,8 +148,8 @@ def finetune_multitask(experiments: Sequence[Experiment], root: Path) -> list[Me
 
 def run_multitask(experiments: Sequence[Experiment], root: Path) -> dict[str, list[Run]]:
     """Fine-tune one backbone for all tasks and train heads of each on it; return every task's runs."""
-    head_fractions = experiments[0].head_fractions or [min(experiments[0].fractions)]
-    fractions = sorted({*experiments[0].fractions, *head_fractions})
+    first = resolve_fractions(experiments[0])
+    head_fractions, fractions = first.head_fractions, first.fractions
     experiments = [replace(each, head_fractions=head_fractions, fractions=fractions) for each in experiments]
     found: dict[str, list[Run]] = {}
     for member in finetune_multitask(experiments, root):

@@ -24,7 +24,7 @@ from bertvision.files import atomic_write, file_lock, value_hash, write_json
 from bertvision.heads import resolve_heads, select_layers
 from bertvision.lab import cluster, pipeline
 from bertvision.lab.experiment import Experiment, check, overlay
-from bertvision.lab.pipeline import Comparison, find_task
+from bertvision.lab.pipeline import ExperimentResult, find_task
 from bertvision.lab.searches import optuna_study
 from bertvision.lab.searches.history import history_markdown, history_rows, parameter_importance
 from bertvision.lab.searches.space import (
@@ -57,7 +57,7 @@ class SearchResult:
     settings: TrialSettings
     validation: float
     """Their validation score in the search, the mean over seeds."""
-    final: list[Comparison]
+    final: list[ExperimentResult]
     """The runs of the best settings, scored on dev, one for each seed."""
     history: list[dict[str, Any]]
     importance: dict[str, float]
@@ -256,6 +256,6 @@ def _score_best(search: _Search, root: Path) -> SearchResult:
     return SearchResult(experiment, settings, best.value, final, rows, importance, search.directory)
 
 
-def _searched_run(comparison: Comparison, settings: TrialSettings) -> Run:
+def _searched_run(comparison: ExperimentResult, settings: TrialSettings) -> Run:
     """Return the run of the best head, or of BERT if BERT was tuned."""
     return comparison.best if settings.head else next(run for run in comparison.runs if run.kind == "bert")

@@ -11,7 +11,7 @@ import numpy as np
 
 from bertvision.heads import BERT_HEAD, HeadConfig, required_view
 from bertvision.lab import pipeline
-from bertvision.lab.experiment import Experiment
+from bertvision.lab.experiment import Experiment, resolve_fractions
 from bertvision.lab.extraction import make_store
 from bertvision.lab.pipeline import ExperimentData
 from bertvision.lab.pipeline.finetuning import Checkpoint
@@ -52,9 +52,7 @@ class StudyContext:
 
     @cached_property
     def _data(self) -> ExperimentData:
-        head_fractions = self.experiment.head_fractions or [min(self.experiment.fractions)]
-        fractions = sorted({*self.experiment.fractions, *head_fractions})
-        return pipeline.load_data(replace(self.experiment, head_fractions=head_fractions, fractions=fractions))
+        return pipeline.load_data(resolve_fractions(self.experiment))
 
     @property
     def task(self) -> Task:
