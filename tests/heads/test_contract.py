@@ -9,7 +9,7 @@ from bertvision.heads import HEADS, TOKEN_POOLINGS, build_head, set_training_pre
 from bertvision.types import HeadShape, call_head
 
 SPAN = HeadShape(num_layers=5, max_tokens=12, hidden_size=16, num_outputs=2, per_token=True)
-SENTENCE = replace(SPAN, outputs=3, per_token=False)
+SENTENCE = replace(SPAN, num_outputs=3, per_token=False)
 
 
 def small(name: str, more: str = "") -> str:
