@@ -70,7 +70,7 @@ def test_fine_tuning_goes_through_a_head(tiny, reviews, tmp_path):
     assert kept is not None and kept(torch.randn(2, 4, 5, 32), torch.ones(2, 5, dtype=torch.bool)).shape == (2, 2)
     fresh = build_head("adapter:token_pooling=max", kept.shape).classifier.bias
     assert not torch.equal(kept.classifier.bias, fresh)
-    assert len({each.directory for each in found.values()}) == len({each.weights for each in found.values()}) == 3
+    assert len({each.directory for each in found.values()}) == len({each.encoder_hash for each in found.values()}) == 3
     pairs = make(train_file=str(reviews), encoder=str(tiny), text_pair="text")
     assert pipeline.load_data(pairs).experiment.auxiliary_head == "adapter:token_pooling=max+compare"
     with pytest.raises(BertVisionError, match="Did you mean 'adapter'"):
@@ -333,7 +333,7 @@ def test_a_head_refuses_another_backbone(finished, tmp_path):
     shutil.copytree(root, tmp_path / "runs")
     moved = Run(tmp_path / "runs" / result.best.directory.relative_to(root))
     other = moved.directory.parent.parent / "1" / "encoder" / "model.safetensors"
-    shutil.copy(other, moved.encoder / "model.safetensors")
+    shutil.copy(other, moved.encoder_directory / "model.safetensors")
     with pytest.raises(BertVisionError, match="is not the one .* was trained on"):
         bertvision.load(moved)
 

@@ -115,7 +115,7 @@ def rows(comparison: Comparison) -> list[dict[str, Any]]:
             "chosen": each.directory == comparison.best.directory,
             "primary": each.metrics.primary_metric,
             "score": each.metrics.scores,
-            "interval": each.metrics.interval,
+            "interval": list(each.metrics.interval),
             "validation": each.validation_score[0],
             "parameters": each.metrics.parameters,
             "seconds": each.metrics.seconds.to_dict(),
