@@ -9,7 +9,7 @@ from bertvision import legacy
 from bertvision.files import save_tensors
 from bertvision.heads import HeadConfig, build_head, load_head_weights
 from bertvision.heads.legacy import WEIGHTS
-from bertvision.records import Metrics, RunRecord, Seconds
+from bertvision.records import Metrics, RunRecord, TrainingSeconds
 from bertvision.runs import Run, open_run, write_metrics, write_record
 from bertvision.types import HeadShape, Predictions
 
@@ -79,7 +79,7 @@ def test_a_run_of_format_1_is_read(old_run):
     metrics = run.metrics
     assert metrics.scores == {"accuracy": 81.0} and run.primary_score == 81.0 and run.validation_score == (80.0, -0.4)
     assert metrics.decoding == {"threshold": 0.5} and metrics.trained_at == 0.0 and metrics.states_seconds == 0.75
-    assert metrics.seconds == Seconds(finetune=2.0, head=1.0) and metrics.seconds.total == 3.0
+    assert metrics.seconds == TrainingSeconds(finetune=2.0, head=1.0) and metrics.seconds.total == 3.0
 
 
 def test_the_weights_of_format_1_fit_the_head(old_run):
@@ -116,6 +116,6 @@ def test_records_survive_a_round_trip():
     assert RunRecord.from_dict(json.loads(json.dumps(record.to_dict()))) == record
     metrics = Metrics(
         primary_metric="f1", scores={"f1": 1.0}, interval=(0.0, 2.0), validation_scores={}, validation_score=(1.0, 0.0),
-        decoding={}, parameters=0, seconds=Seconds(finetune=0.0, head=0.0), trained_at=0.0,
+        decoding={}, parameters=0, seconds=TrainingSeconds(finetune=0.0, head=0.0), trained_at=0.0,
     )  # fmt: skip
     assert Metrics.from_dict(json.loads(json.dumps(metrics.to_dict()))) == metrics

@@ -20,7 +20,7 @@ KINDS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seconds:
+class TrainingSeconds:
     """Training time of a run."""
 
     finetune: float
@@ -55,7 +55,7 @@ class Metrics:
     decoding: dict[str, float]
     """Settings that turn logits into answers, such as a threshold; tuned on the validation split."""
     parameters: int
-    seconds: Seconds
+    seconds: TrainingSeconds
     calibration: dict[str, float] = field(default_factory=dict)
     best_epoch: int | None = None
     """The epoch, counted from 1, whose weights were kept."""
@@ -86,7 +86,7 @@ class Metrics:
         values = dict(values)
         for name in ("interval", "validation_score"):
             values[name] = tuple(values.get(name, ()))
-        values["seconds"] = _build(Seconds, values.get("seconds", {}), where)
+        values["seconds"] = _build(TrainingSeconds, values.get("seconds", {}), where)
         return _build(cls, values, where)
 
 

@@ -15,7 +15,7 @@ from bertvision.files import value_hash
 from bertvision.lab.pipeline.data import ExperimentData, Split, fingerprint, with_cpu_setting
 from bertvision.lab.pipeline.finetuning import Checkpoint
 from bertvision.lab.statistics import interval
-from bertvision.records import Metrics, RunRecord, Seconds
+from bertvision.records import Metrics, RunRecord, TrainingSeconds
 from bertvision.runs import Run, is_finished, save_run
 from bertvision.training import ValidationScore
 from bertvision.types import Batches, HeadShape, Predictions
@@ -33,7 +33,7 @@ def bert_run(data: ExperimentData, checkpoint: Checkpoint, found: dict[str, Pred
         for name, split in data.held_out.items()
     }
     parameters = sum(p.numel() for p in reader.parameters())
-    seconds = Seconds(finetune=checkpoint.seconds, head=0.0)
+    seconds = TrainingSeconds(finetune=checkpoint.seconds, head=0.0)
     extra = {"parameters": parameters, "seconds": seconds, "training_loss": checkpoint.record.training_loss}
     return finish(data, checkpoint, directory, "bert", "BERT", found, extra)
 
@@ -45,7 +45,7 @@ def ensemble(data: ExperimentData, point_directory: Path, members: Sequence[Run]
     if is_finished(directory):
         return Run(directory)
     found = {split: combine([m.predictions(split) for m in members], how) for split in ("validation", "dev")}
-    seconds = Seconds(
+    seconds = TrainingSeconds(
         finetune=max(member.metrics.seconds.finetune for member in members),
         head=sum(member.metrics.seconds.head for member in members),
     )

@@ -29,7 +29,7 @@ from bertvision.lab.pipeline.data import ExperimentData, fingerprint, with_cpu_s
 from bertvision.lab.pipeline.evaluation import bert_run, finish, validation_scores
 from bertvision.lab.pipeline.finetuning import Checkpoint
 from bertvision.lab.pipeline.states import states
-from bertvision.records import Seconds
+from bertvision.records import TrainingSeconds
 from bertvision.runs import Run, is_finished, slug
 from bertvision.training import Checkpointer, FitOptions, TrainState, fit
 from bertvision.types import HeadShape, StateView
@@ -110,7 +110,7 @@ def _train(
         own, shared = train_state.seconds, train_state.shared_seconds + reading
         extra = {
             "parameters": sum(p.numel() for p in train_state.model.parameters()),
-            "seconds": Seconds(finetune=checkpoint.seconds, head=own + shared),
+            "seconds": TrainingSeconds(finetune=checkpoint.seconds, head=own + shared),
             "states_seconds": shared,
             "best_epoch": train_state.best_epoch,
             "epochs": len(train_state.validation_scores),

@@ -10,7 +10,7 @@ from bertvision.lab.pipeline.head_training import new_head
 from bertvision.lab.pipeline.states import states
 from bertvision.lab.studies.context import StudyContext, difference_columns, score_row
 from bertvision.lab.studies.result import Figure, StudyTable
-from bertvision.records import Seconds
+from bertvision.records import TrainingSeconds
 from bertvision.runs import Run, is_finished, slug
 
 BERT, LAST, ONLY = "BERT", "control: last, retrained", "control: last layer only"
@@ -253,7 +253,7 @@ def _untrained_run(context: StudyContext, seed: int, fraction: float) -> Run:
     }
     extra = {
         "parameters": sum(p.numel() for p in model.parameters()),
-        "seconds": Seconds(finetune=checkpoint.seconds, head=0.0),
+        "seconds": TrainingSeconds(finetune=checkpoint.seconds, head=0.0),
     }
     weights = model.state_dict()
     return finish(data, checkpoint, directory, "evaluated", spec, predictions, extra, weights=weights, shape=shape)

@@ -11,7 +11,7 @@ from bertvision.lab.pipeline.head_training import new_head
 from bertvision.lab.pipeline.states import states
 from bertvision.lab.studies.context import StudyContext, score_row
 from bertvision.lab.studies.result import Figure, StudyTable
-from bertvision.records import Seconds
+from bertvision.records import TrainingSeconds
 from bertvision.runs import Run, is_finished, slug
 from bertvision.training import Checkpointer, FitOptions, FractionRecord, fit
 
@@ -66,7 +66,7 @@ def _runs_by_epoch(context: StudyContext, seed: int, fraction: float) -> list[Ru
             for name, split in data.held_out.items()
         }
         weights = {name: value.cpu().clone() for name, value in model.state_dict().items()}
-        seconds = Seconds(finetune=checkpoint.seconds, head=record.seconds)
+        seconds = TrainingSeconds(finetune=checkpoint.seconds, head=record.seconds)
         parameters = sum(p.numel() for p in model.parameters())
         extra = {"parameters": parameters, "seconds": seconds, "epoch": round(epoch)}
         directory = directories[round(epoch) - 1]
