@@ -76,6 +76,12 @@ def tiny(tmp_path_factory) -> Path:
     return save_tiny(tmp_path_factory.mktemp("encoders") / "tiny")
 
 
+@pytest.fixture(autouse=True)
+def no_terminal_width(monkeypatch) -> None:
+    """Tables are as wide as their rows unless a test sets a width; pytest-xdist sets one for its workers."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
 @pytest.fixture
 def messages() -> Iterator[list[str]]:
     """The messages that the package logs during a test."""

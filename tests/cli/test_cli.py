@@ -367,11 +367,13 @@ def test_a_preset_under_flags(cli, tiny, tmp_path):
 
 def test_search(cli, tiny, reviews, tmp_path):
     words = ["search", "--train-file", reviews, "--encoder", tiny, "--at", "0.5", "--heads", "learned,adapter:size=4"]
-    words += ["--trials", "4", "--space", "epochs=[2,3]", "--space", "token_pooling=['max']", "--runs", tmp_path]
+    words += ["--trials", "4", "--space", "epochs=[4,6]", "--space", "learning_rate=[1e-3,1e-1]"]
+    words += ["--space", "token_pooling=['max']", "--runs", tmp_path]
     words += ["--set", "controls=false"]
     code, out, err = cli(*words)
     assert code == 0, err
-    assert "4 of 4 trials; best validation score" in err and "Importance: " in out and "complete" in out
+    assert "4 of 4 trials; best validation score" in err, err
+    assert "Importance: " in out and "complete" in out, out
     file = Path(re.search(r"Experiment: (.*best.toml)", out)[1])
     code, out, err = cli(*words, "--json")
     found = json.loads(out)
