@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from bertvision.trained_model import TrainedModel, load
     from bertvision.types import HeadShape, Predictions
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 # Modules of the public names. They are imported on first use, because importing torch and transformers takes seconds.
 _MODULES = {

@@ -71,7 +71,7 @@ class HeadShape:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "HeadShape":
-        """Read `asdict(shape)`, also with the field names of runs that were written before version 0.3."""
+        """Read `asdict(shape)`, also with the field names of runs that were written before version 0.2."""
         if "layers" not in values:
             return cls(**values)
         pooler_output = values.get("pooled", False)
