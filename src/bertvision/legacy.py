@@ -32,6 +32,15 @@ SETTINGS = {
     "states.type": "store.dtype",
     "states.shard": "store.shard_megabytes",
     "states.directory": "store.directory",
+    **{
+        f"{section}.{old}": f"{section}.{new}"
+        for section in ("finetune", "train")
+        for old, new in (
+            ("accumulate", "gradient_accumulation_steps"),
+            ("clip", "max_grad_norm"),
+            ("warmup", "warmup_epochs"),
+        )
+    },
 }
 """Former names of settings of an experiment; tables are written with dots."""
 
@@ -69,13 +78,13 @@ def upgrade_head(spec: str) -> str:
     return spec if spec == "BERT" else str(HeadConfig.parse(spec))
 
 
-def upgrade_settings(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings of an experiment, nested tables included, under their present names."""
+def upgrade_settings(values: Mapping[str, Any], *, announce: bool = False) -> dict[str, Any]:
+    """Return settings of an experiment, nested tables included, under their present names; log them if `announce`."""
     upgraded: dict[str, Any] = {}
     for path, value in _flatten(values):
         *tables, key = SETTINGS.get(path, path).split(".")
-        if path in SETTINGS:
-            logger.debug(f"The setting {path} is now called {SETTINGS[path]}.")
+        if path in SETTINGS and announce:
+            logger.info(f"The setting {path} is now called {SETTINGS[path]}.")
         table = upgraded
         for name in tables:
             table = table.setdefault(name, {})

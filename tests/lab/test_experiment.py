@@ -105,3 +105,17 @@ def test_experiments_survive_toml(tmp_path):
     made = replace(preset("rte-head-base"), ensembles=[], precision="float32", task='a "quoted" ü')
     (tmp_path / "x.toml").write_text(made.to_toml(), encoding="utf-8")
     assert load(tmp_path / "x.toml") == made
+
+
+def test_former_names_of_settings_are_read(tmp_path, messages):
+    file = tmp_path / "old.toml"
+    file.write_text(
+        'task = "rte"\nbackbone = "bert-base"\nread_at = [0.1]\nactivations = "store"\nthrough = "last"\n'
+        '[states]\ntype = "float16"\n[finetune]\nwarmup = 0.5\n[train]\naccumulate = 2\n'
+    )
+    found = load(file, ["train.clip=0.5", "try_rates=[0.1]"])
+    assert (found.encoder, found.head_fractions, found.states) == ("bert-base", [0.1], "store")
+    assert found.store.dtype == "float16" and found.finetune.warmup_epochs == 0.5
+    assert (found.train.gradient_accumulation_steps, found.train.max_grad_norm) == (2, 0.5)
+    assert found.extra_learning_rates == [0.1] and make(task="rte", backbone="x").encoder == "x"
+    assert "The setting read_at is now called head_fractions." in messages

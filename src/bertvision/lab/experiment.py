@@ -11,6 +11,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 from bertvision.cpu_optimizations import enabled
 from bertvision.errors import BertVisionError, lookup
+from bertvision.legacy import upgrade_settings
 from bertvision.training.config import SCHEDULES, TrainingConfig
 
 T = TypeVar("T")
@@ -140,6 +141,7 @@ def make(**settings: Any) -> Experiment:
 
     With `preset`, they are laid over published settings.
     """
+    settings = upgrade_settings(settings, announce=True)
     inner = {name: value for name, value in settings.items() if name in vars(DataConfig())}
     outer = {name: value for name, value in settings.items() if name not in inner}
     for name in outer:
@@ -214,6 +216,8 @@ def overlay(default: T, overrides: Sequence[str]) -> T:
 
 def merge(default: T, values: dict[str, Any], where: str = "") -> T:
     """Return `default` with `values` laid over it; refuse a key or a type it does not know."""
+    if isinstance(default, Experiment):
+        values = upgrade_settings(values, announce=True)
     changes = {}
     for key, value in values.items():
         old = lookup(vars(default), key, f"setting of {where[:-1]}" if where else "setting")
