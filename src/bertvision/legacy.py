@@ -1,6 +1,7 @@
 """Reads what earlier versions wrote: run directories of format 1, and settings under their former names.
 
-Nothing else in the package knows the old names. Files are never rewritten; they are upgraded when they are read.
+Files are never rewritten; they are upgraded when they are read. Old options of heads are in heads/legacy.py, old field
+names of shapes in types.py.
 """
 
 import logging
