@@ -37,7 +37,7 @@ def results(root: Path) -> dict[str, str]:
             found[str(path.relative_to(root))] = hashlib.sha256(path.read_bytes()).hexdigest()
         elif path.name == "metrics.json":
             metrics = json.loads(path.read_text())
-            for key in ("seconds", "seconds_apart"):
+            for key in ("seconds", "states_seconds"):
                 metrics.pop(key, None)
             found[str(path.relative_to(root))] = json.dumps(metrics)
     return found
@@ -97,7 +97,7 @@ def test_minilm_killed_and_resumed_equals_undisturbed(tmp_path, seed):
         "fractions": [0.3, 1.0],
         "head_fractions": [1.0],
         "heads": ["learned", "adapter:dropout=0.1,token_pooling=max"],
-        "activations": "stream",
+        "states": "stream",
         "save_seconds": 5.0,
         "save_share": 1e9,
     }

@@ -19,7 +19,9 @@ DRIVER = """
 import json, sys
 from bertvision.lab import pipeline
 from bertvision.lab.experiment import make
+from bertvision.progress import log_to_stderr
 root, settings = sys.argv[1], json.loads(sys.argv[2])
+log_to_stderr()
 pipeline.run(make(**settings), root=root)
 """
 STEPS = 22
@@ -57,8 +59,8 @@ def both(calm, reviews, tmp_path_factory) -> list[Path]:
         "head_fractions": [0.0],
         "heads": ["learned", "adapter:size=8,token_pooling=max"],
         "controls": False,  # BERT's own kind of head has dropout
-        "activations": "store",
-        "states": {"shard": 0.02},
+        "states": "store",
+        "store": {"shard_megabytes": 0.02},
         "finetune": {"learning_rate": 1e-3, "batch_size": 5},
         "train": {"epochs": 3, "learning_rate": 1e-2, "batch_size": 5},
     }
@@ -76,13 +78,13 @@ def files(root: Path) -> dict[str, Path]:
 
 
 def test_fine_tuned_weights_are_the_same(both):
-    found = [next(root.rglob(f"{STEPS / 18:g}/backbone")) for root in both]
+    found = [next(root.rglob(f"{STEPS / 18:g}/encoder")) for root in both]
     assert json.loads((found[0] / "checkpoint.json").read_text())["steps"] == STEPS
     for name in ("model.safetensors", "last.safetensors"):
         one, two = (load_file(place / name) for place in found)
         assert one.keys() == two.keys()
         assert max(float((one[key] - two[key]).abs().max()) for key in one) < 1e-5
-    start = load_file(next(both[0].rglob("0/backbone/model.safetensors")))
+    start = load_file(next(both[0].rglob("0/encoder/model.safetensors")))
     trained = load_file(found[0] / "model.safetensors")
     assert max(float((start[key] - trained[key]).abs().max()) for key in start) > 1e-2
 
