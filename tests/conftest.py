@@ -106,6 +106,24 @@ def capture_messages() -> Iterator[list[str]]:
         logger.setLevel(before)
 
 
+@pytest.fixture
+def cli(monkeypatch, capsys):
+    """Call the command line in this process: exit code, stdout, stderr."""
+    import sys
+
+    from bertvision.cli import main
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["bertvision", *map(str, words)])
+        with pytest.raises(SystemExit) as stopped:
+            main()
+            sys.exit(0)
+        out, err = capsys.readouterr()
+        return stopped.value.code or 0, out, err
+
+    return call
+
+
 def review(good: bool, draw: random.Random) -> str:
     """A sentence whose class a tiny model can learn."""
     words = draw.choices(["good", "fine", "great"] if good else ["bad", "awful", "poor"], k=2)

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 import bertvision
-from bertvision.cli import main
 from bertvision.heads import HEADS
 from bertvision.lab import experiment as config
 from bertvision.lab.benchmarks import TASKS
@@ -37,21 +36,6 @@ COMMANDS = [
 ]
 COMMANDS += ["runs list", "runs show", "runs compare", "runs remove", "submit"]
 FAST = ["--set", "train.epochs=3", "--set", "finetune.learning_rate=1e-3", "--set", "train.learning_rate=1e-2"]
-
-
-@pytest.fixture
-def cli(monkeypatch, capsys):
-    """Call the command line in this process: exit code, stdout, stderr."""
-
-    def call(*words):
-        monkeypatch.setattr(sys, "argv", ["bertvision", *map(str, words)])
-        with pytest.raises(SystemExit) as stopped:
-            main()
-            sys.exit(0)
-        out, err = capsys.readouterr()
-        return stopped.value.code or 0, out, err
-
-    return call
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import bertvision
-from bertvision.cli import current_names, main, output
+from bertvision.cli import current_names, output
 from bertvision.cli.run_references import resolve_model, resolve_run, short_references
 from bertvision.cli.runs import directory_size
 from bertvision.errors import BertVisionError
@@ -40,21 +40,6 @@ def tree(original, tmp_path):
     root, best = original
     shutil.copytree(root, tmp_path / "runs")
     return tmp_path / "runs", tmp_path / "runs" / best
-
-
-@pytest.fixture
-def cli(monkeypatch, capsys):
-    """Call the command line in this process: exit code, stdout, stderr."""
-
-    def call(*words):
-        monkeypatch.setattr(sys, "argv", ["bertvision", *map(str, words)])
-        with pytest.raises(SystemExit) as stopped:
-            main()
-            sys.exit(0)
-        out, err = capsys.readouterr()
-        return stopped.value.code or 0, out, err
-
-    return call
 
 
 def test_references(tree, tmp_path):

@@ -13,7 +13,7 @@ from bertvision.lab.experiment import make
 from bertvision.states import FORMATS, Store
 from conftest import squad_json
 
-cli, refused = test_cli.cli, test_cli.refused
+refused = test_cli.refused
 SPLITS = ["train", "validation", "dev"]
 
 
