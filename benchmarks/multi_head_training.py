@@ -14,8 +14,8 @@ import torch
 
 from bertvision.encoders import load_encoder
 from bertvision.heads import HEADS, build_head
-from bertvision.lab.experiment import TrainingConfig, make
-from bertvision.lab.pipeline import ExperimentData, load_data
+from bertvision.pipeline import ExperimentData, load_data
+from bertvision.pipeline.experiment import TrainingConfig, make
 from bertvision.states import ComputedStates
 from bertvision.training import fit
 from bertvision.types import Batches, StateView

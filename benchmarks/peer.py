@@ -19,16 +19,15 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 
-from bertvision import heads
+from bertvision import heads, pipeline
 from bertvision.encoders import Encoder, EncoderWithHead, LoadedEncoder, load_encoder
 from bertvision.ensembles import combine
 from bertvision.heads import BertHead, required_view
-from bertvision.lab import pipeline
-from bertvision.lab.experiment import Experiment, make
-from bertvision.lab.pipeline import ExperimentData
-from bertvision.lab.pipeline.evaluation import validation_score
-from bertvision.lab.pipeline.head_training import new_head
-from bertvision.lab.pipeline.states import states
+from bertvision.pipeline import ExperimentData
+from bertvision.pipeline.evaluation import validation_score
+from bertvision.pipeline.experiment import Experiment, make
+from bertvision.pipeline.head_training import new_head
+from bertvision.pipeline.states import states
 from bertvision.states import ComputedStates
 from bertvision.training import FitOptions, TrainState, fit
 from bertvision.types import Predictions, StateView, call_head

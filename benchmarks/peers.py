@@ -26,8 +26,8 @@ import vl_convert
 from cells import Cells, Finished, MissingCell
 
 from bertvision.files import write_json
-from bertvision.lab.benchmarks import TASKS as TABLE
-from bertvision.lab.statistics import interval
+from bertvision.statistics import interval
+from bertvision.tasks import TASKS as TABLE
 
 ROWS = 3000
 DEV_ROWS = 3000

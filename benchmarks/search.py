@@ -18,11 +18,10 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from bertvision import heads
-from bertvision.lab import pipeline, search
-from bertvision.lab.benchmarks import TASKS
-from bertvision.lab.experiment import Experiment, make
+from bertvision import heads, pipeline, search
 from bertvision.lab.searches import TrialSettings
+from bertvision.pipeline.experiment import Experiment, make
+from bertvision.tasks import TASKS
 
 
 def race(given: argparse.Namespace) -> dict[str, Any]:

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 import bertvision
-from bertvision.lab.pipeline import dev_examples, experiment_of
+from bertvision.pipeline import dev_examples, experiment_of
 from bertvision.serving.onnx_export import export_onnx
 from bertvision.shared_encoders import TorchEncoder
 from bertvision.states import TokenBatches

@@ -18,10 +18,11 @@ from pathlib import Path
 
 import torch
 
+from bertvision import pipeline
 from bertvision.devices import resolve_precision
-from bertvision.lab import extraction, pipeline
-from bertvision.lab.experiment import make
-from bertvision.lab.pipeline import ExperimentData
+from bertvision.lab import extraction
+from bertvision.pipeline import ExperimentData
+from bertvision.pipeline.experiment import make
 
 
 def peak(precision: str, seconds: float = 1.0) -> float:

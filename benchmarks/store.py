@@ -27,10 +27,11 @@ import torch
 from torch import nn
 
 from bertvision.heads import build_head
-from bertvision.lab.experiment import make
-from bertvision.lab.pipeline import ExperimentData, finetune, load_data, open_checkpoint
-from bertvision.lab.pipeline.evaluation import validation_score
-from bertvision.lab.pipeline.finetuning import Checkpoint
+from bertvision.pipeline import ExperimentData, finetune, load_data, open_checkpoint
+from bertvision.pipeline.evaluation import validation_score
+from bertvision.pipeline.experiment import make
+from bertvision.pipeline.finetuning import Checkpoint
+from bertvision.pipeline.state_requests import drop_cache
 from bertvision.states import (
     FORMATS,
     BatchPlan,
@@ -43,7 +44,6 @@ from bertvision.states import (
     convert,
     write,
 )
-from bertvision.states.requests import drop_cache
 from bertvision.training import FitOptions, fit
 from bertvision.types import Batch, Batches, Features, StateView
 

@@ -22,14 +22,14 @@ import numpy as np
 from cells import Cells
 from scored import Scored, kept, read
 
-from bertvision import heads
+from bertvision import heads, pipeline
 from bertvision.files import write_json
 from bertvision.heads import HeadConfig
-from bertvision.lab import extraction, pipeline
-from bertvision.lab.benchmarks import TASKS
-from bertvision.lab.experiment import Experiment, StoreConfig, TrainingConfig, make
-from bertvision.lab.statistics import PairedOutcomes, ScoreDifference, compare, holm, interval
+from bertvision.lab import extraction
+from bertvision.pipeline.experiment import Experiment, StoreConfig, TrainingConfig, make
 from bertvision.runs import Run
+from bertvision.statistics import PairedOutcomes, ScoreDifference, compare, holm, interval
+from bertvision.tasks import TASKS
 
 # The published sentence heads read 26 channels of BERT-large: 25 layers and the pooled [CLS].
 PAPER_SENTENCES = {

@@ -29,9 +29,9 @@ CORE = sorted(
 )
 # The lab's pipeline is what `bertvision run` runs, so it must work without extras, too.
 CORE += [
-    "bertvision.lab.experiment",
-    "bertvision.lab.pipeline",
-    "bertvision.lab.statistics",
+    "bertvision.pipeline.experiment",
+    "bertvision.pipeline",
+    "bertvision.statistics",
     "bertvision.lab.extraction",
 ]
 

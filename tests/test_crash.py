@@ -15,7 +15,7 @@ pytestmark = pytest.mark.alone
 # A driver, so that even a run of seconds saves its state several times.
 DRIVER = """
 import json, sys
-from bertvision.lab import pipeline, experiment as config
+from bertvision import pipeline, experiment as config
 from bertvision.training import checkpointer
 settings = json.loads(sys.argv[1])
 checkpointer.MIN_SECONDS = settings.pop("save_seconds")

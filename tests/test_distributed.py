@@ -17,8 +17,8 @@ pytestmark = pytest.mark.alone
 
 DRIVER = """
 import json, sys
-from bertvision.lab import pipeline
-from bertvision.lab.experiment import make
+from bertvision import pipeline
+from bertvision.pipeline.experiment import make
 from bertvision.progress import log_to_stderr
 root, settings = sys.argv[1], json.loads(sys.argv[2])
 log_to_stderr()

@@ -9,7 +9,7 @@ import pytest
 
 from test_import_rules import CORE, SOURCE, owner
 
-MAX_CORE_LINES = 8400
+MAX_CORE_LINES = 8000
 """The goal is 7,000. This number is only ever lowered."""
 MAX_LINES = 60
 MAX_PARAMETERS = 8

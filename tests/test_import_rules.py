@@ -9,7 +9,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "bertvision"
 CORE = [
     ["errors"],
     ["files", "progress", "distributed", "memory"],
-    ["types", "sources", "devices"],
+    ["types", "sources", "devices", "registries"],
     ["threads", "tasks", "records"],
     ["cpu_optimizations"],
     ["heads", "encoders"],
@@ -20,7 +20,9 @@ CORE = [
     ["trained_model"],
 ]
 """Modules and packages of the core, from the lowest row to the highest. A module imports from lower rows only."""
-FLOORS = [*CORE, ["lab", "serving"], ["cli"], ["__init__", "__main__"]]
+LIBRARY = [["statistics"], ["pipeline"]]
+"""Training as a whole, above the core: the pipeline, and the estimators that use it."""
+FLOORS = [*CORE, *LIBRARY, ["lab", "serving"], ["cli"], ["__init__", "__main__"]]
 LEVEL = {name: level for level, row in enumerate(FLOORS) for name in row}
 FENCES = {
     "accelerate": ["distributed"],

@@ -5,7 +5,7 @@ import pytest
 
 import bertvision
 from bertvision.errors import BertVisionError
-from bertvision.lab.pipeline import experiment_of, load_data
+from bertvision.pipeline import experiment_of, load_data
 from bertvision.runs import find_runs
 from bertvision.trained_model import load_all
 from conftest import squad_json

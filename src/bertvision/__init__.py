@@ -7,9 +7,9 @@ if TYPE_CHECKING:
     from bertvision.encoders import ENCODERS, load_encoder
     from bertvision.errors import BertVisionError
     from bertvision.heads import HEADS, build_head
-    from bertvision.lab.benchmarks import TASKS
-    from bertvision.lab.experiment import Experiment
-    from bertvision.lab.pipeline import ExperimentResult, run
+    from bertvision.pipeline import ExperimentResult, run
+    from bertvision.pipeline.experiment import Experiment
+    from bertvision.tasks import TASKS
     from bertvision.trained_model import TrainedModel, load
     from bertvision.types import HeadShape, Predictions
 
@@ -17,14 +17,14 @@ __version__ = "0.2.0.dev0"
 
 # Modules of the public names. They are imported on first use, because importing torch and transformers takes seconds.
 _MODULES = {
-    "run": "lab.pipeline",
+    "run": "pipeline",
     "load": "trained_model",
-    "Experiment": "lab.experiment",
-    "ExperimentResult": "lab.pipeline",
+    "Experiment": "pipeline.experiment",
+    "ExperimentResult": "pipeline",
     "TrainedModel": "trained_model",
     "Predictions": "types",
     "HeadShape": "types",
-    "TASKS": "lab.benchmarks",
+    "TASKS": "tasks",
     "HEADS": "heads",
     "ENCODERS": "encoders",
     "build_head": "heads",

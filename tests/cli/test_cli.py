@@ -11,9 +11,9 @@ import pytest
 
 import bertvision
 from bertvision.heads import HEADS
-from bertvision.lab import experiment as config
-from bertvision.lab.benchmarks import TASKS
+from bertvision.pipeline import experiment as config
 from bertvision.runs import find_runs
+from bertvision.tasks import TASKS
 from conftest import review, squad_json
 
 COMMANDS = [

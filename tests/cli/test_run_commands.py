@@ -152,7 +152,7 @@ def row(name, kind="head", chosen=False):
 def test_the_table_of_the_demo_fits_100_columns(monkeypatch, capsys):
     from bertvision.cli.training import DEMO_HEADS
     from bertvision.heads import HeadConfig, default_head
-    from bertvision.lab.benchmarks import TASKS
+    from bertvision.tasks import TASKS
 
     kind = TASKS["stsb"].example_kind
     default = default_head(kind)

@@ -9,7 +9,7 @@ import pytest
 import test_cli
 
 from bertvision.lab import extraction
-from bertvision.lab.experiment import make
+from bertvision.pipeline.experiment import make
 from bertvision.states import FORMATS, Store
 from conftest import squad_json
 

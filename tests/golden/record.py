@@ -30,16 +30,13 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
 import bertvision  # noqa: E402
-from bertvision import trained_model  # noqa: E402
+from bertvision import pipeline, trained_model  # noqa: E402
 from bertvision.cli import training as commands  # noqa: E402
 from bertvision.heads import default_head  # noqa: E402
-from bertvision.lab import experiment as config  # noqa: E402
-from bertvision.lab import (  # noqa: E402
-    extraction,
-    pipeline,
-)
-from bertvision.lab.benchmarks import TASKS  # noqa: E402
+from bertvision.lab import extraction  # noqa: E402
+from bertvision.pipeline import experiment as config  # noqa: E402
 from bertvision.serving.onnx_export import export_onnx  # noqa: E402
+from bertvision.tasks import TASKS  # noqa: E402
 
 # Everything that calls the package; where names change, these functions change, and golden.json does not.
 

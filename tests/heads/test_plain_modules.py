@@ -40,7 +40,8 @@ def registered():
     register_head("mean-of-tokens")(MeanOfTokens)
     register_head("declared", "what it reads is declared")(LastOfTwoTexts)
     yield
-    del HEADS["mean-of-tokens"], HEADS["declared"]
+    HEADS.unregister("mean-of-tokens")
+    HEADS.unregister("declared")
 
 
 class Batches:

@@ -18,7 +18,7 @@ import pytest
 
 from bertvision.errors import BertVisionError
 from bertvision.lab import cluster, extraction, search
-from bertvision.lab.experiment import make
+from bertvision.pipeline.experiment import make
 
 QUICK = {
     "fractions": [0.5],
@@ -47,7 +47,7 @@ DRIVER = """
 import json, sys
 from pathlib import Path
 from bertvision.lab import extraction, search, studies
-from bertvision.lab.experiment import make
+from bertvision.pipeline.experiment import make
 address, root, experiment = sys.argv[1], sys.argv[2], make(**json.loads(sys.argv[3]))
 if sys.argv[4] == "extract":
     for store in extraction.extract(experiment, Path(root), ["train", "dev"], address=address):

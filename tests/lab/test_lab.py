@@ -4,17 +4,17 @@ import subprocess
 import sys
 
 import bertvision.lab
-import bertvision.lab.pipeline
 import bertvision.lab.reports
 import bertvision.lab.searches
 import bertvision.lab.studies
+import bertvision.pipeline
 
 
 def test_public_names_are_functions_even_after_their_packages_are_imported():
     from bertvision.lab import Experiment, report, run, search, study
 
-    assert Experiment is bertvision.lab.experiment.Experiment
-    assert run is bertvision.lab.pipeline.run
+    assert Experiment is bertvision.pipeline.experiment.Experiment
+    assert run is bertvision.pipeline.run
     assert study is bertvision.lab.studies.run_study
     assert search is bertvision.lab.searches.run_search
     assert report is bertvision.lab.reports.write_report

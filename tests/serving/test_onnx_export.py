@@ -13,8 +13,8 @@ import bertvision
 from bertvision.errors import BertVisionError
 from bertvision.files import file_hash
 from bertvision.heads import HEADS
-from bertvision.lab.pipeline import dev_examples, experiment_of
 from bertvision.onnx_model import GRAPH, MANIFEST
+from bertvision.pipeline import dev_examples, experiment_of
 from bertvision.serving import onnx_export
 from bertvision.serving.onnx_export import ParityLimits, export_onnx
 from bertvision.trained_model import load, load_all

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import numpy as np
-from test_requests import want
+from test_state_requests import want
 
 from bertvision.states import BatchPlan, StoredStates
 

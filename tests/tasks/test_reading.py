@@ -5,8 +5,7 @@ import pyarrow.parquet
 import pytest
 
 from bertvision.errors import BertVisionError
-from bertvision.lab.benchmarks import TASKS
-from bertvision.tasks import DataRequest
+from bertvision.tasks import TASKS, DataRequest
 from bertvision.tasks.reading import read_csv, read_jsonl, read_parquet, read_squad, read_table, read_tsv
 
 from .synthetic import write_task

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertvision.errors import BertVisionError
-from bertvision.lab.benchmarks import TASKS
-from bertvision.tasks import Example
+from bertvision.tasks import TASKS, Example
 from bertvision.tasks.splitting import count_of, draw, draw_groups, draw_nested, quantile_bins
 
 

@@ -105,8 +105,7 @@ def export(
 
     Example: bertvision export rotten-tomatoes --onnx --to my-model-onnx
     """
-    from bertvision import trained_model
-    from bertvision.lab import pipeline
+    from bertvision import pipeline, trained_model
     from bertvision.serving.onnx_export import ParityLimits, export_onnx
 
     models = trained_model.load_all([resolve_model(run, root) for run in runs])

@@ -19,7 +19,7 @@ def tasks(as_json: Json = False) -> None:
 
     Example: bertvision tasks --json
     """
-    from bertvision.lab.benchmarks import TASKS
+    from bertvision.tasks import TASKS
 
     rows = [
         {
@@ -116,11 +116,16 @@ def presets(
 
     Example: bertvision presets mrpc-head-base > mrpc.toml
     """
-    from bertvision.lab import experiment as config
+    from bertvision.pipeline import experiment as config
 
     if name:
         experiment = config.preset(name)
-        output.as_json(experiment.to_dict()) if as_json else print(experiment.to_toml(), end="")
+        if as_json:
+            output.as_json(experiment.to_dict())
+        else:
+            from bertvision.lab.experiment_files import to_toml
+
+            print(to_toml(experiment), end="")
         return
     if as_json:
         output.as_json(config.presets())

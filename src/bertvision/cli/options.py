@@ -12,7 +12,7 @@ from typer.models import ArgumentInfo
 from bertvision.errors import BertVisionError
 
 if TYPE_CHECKING:
-    from bertvision.lab.experiment import Experiment
+    from bertvision.pipeline.experiment import Experiment
 
 # Flag -> (setting, type, help). A flag that is not given leaves the value of the file, or the default.
 FLAGS: dict[str, tuple[str, type, str]] = {
@@ -77,7 +77,7 @@ def experiment_flags(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def wrapped(**given: Any) -> None:
-        from bertvision.lab import experiment as config
+        from bertvision.pipeline import experiment as config
 
         flags = {name: given.pop(name) for name in FLAGS}
         file, settings, preset = given.pop("config_file"), given.pop("settings"), given.pop("preset")
@@ -99,7 +99,7 @@ def experiment_flags(command: Callable[..., None]) -> Callable[..., None]:
 def apply_overrides(experiment: "Experiment", flags: dict[str, Any], settings: list[str]) -> "Experiment":
     """Return the experiment with the settings of flags and --set."""
     from bertvision import heads
-    from bertvision.lab import experiment as config
+    from bertvision.pipeline import experiment as config
 
     for name, value in flags.items():
         if value is None:

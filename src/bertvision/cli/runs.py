@@ -109,7 +109,7 @@ def compare_runs(runs: RunReferences, root: Root = Path("runs"), as_json: Json =
 
     Example: bertvision runs compare 4e5f6a7b 0a1b2c3d
     """
-    from bertvision.lab.statistics import PairedOutcomes, compare
+    from bertvision.statistics import PairedOutcomes, compare
     from bertvision.tasks import task_from_dict
 
     resolved = [resolve_run(reference, root) for reference in runs]

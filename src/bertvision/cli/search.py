@@ -11,8 +11,8 @@ from bertvision.cli.run_references import task_kind_of
 from bertvision.cli.training import Cluster, Json, Root
 
 if TYPE_CHECKING:
-    from bertvision.lab.experiment import Experiment
     from bertvision.lab.searches import SearchResult
+    from bertvision.pipeline.experiment import Experiment
 
 SHOWN = 10  # trials in the table
 

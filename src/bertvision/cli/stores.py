@@ -11,8 +11,8 @@ from bertvision.cli.training import Cluster, Json, Root
 from bertvision.errors import BertVisionError
 
 if TYPE_CHECKING:
-    from bertvision.lab.experiment import Experiment
     from bertvision.lab.extraction import ExtractionOptions
+    from bertvision.pipeline.experiment import Experiment
     from bertvision.states import Store
     from bertvision.types import StateView
 
@@ -173,8 +173,8 @@ def convert(
 
     Example: bertvision store convert states/train states/train-int4 --type int4 --layers last4
     """
+    from bertvision.lab.store_conversion import convert as make_smaller
     from bertvision.states import Store
-    from bertvision.states import convert as make_smaller
 
     source = Store(store)
     made = make_smaller(source, target, type=type, view=_view(source, layers, first))

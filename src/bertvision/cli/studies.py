@@ -14,8 +14,8 @@ from bertvision.cli.training import Cluster, Json, Root
 from bertvision.errors import BertVisionError
 
 if TYPE_CHECKING:
-    from bertvision.lab.experiment import Experiment
     from bertvision.lab.studies import StudyResult
+    from bertvision.pipeline.experiment import Experiment
 
 
 def register(app: typer.Typer) -> None:
@@ -43,8 +43,8 @@ def study(
     Example: bertvision study curve --task stsb --limit 1000 --fractions 0.1,0.3,1 --seeds 0,1
     """
     from bertvision.lab import studies
-    from bertvision.lab.experiment import merge
     from bertvision.lab.reports import tables
+    from bertvision.pipeline.experiment import merge
 
     if name == "list":
         rows = [

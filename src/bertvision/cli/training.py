@@ -14,7 +14,7 @@ from bertvision.errors import BertVisionError
 from bertvision.progress import is_main_rank
 
 if TYPE_CHECKING:
-    from bertvision.lab.experiment import Experiment
+    from bertvision.pipeline.experiment import Experiment
 
 Root = Annotated[Path, typer.Option("--runs", help="Directory of runs.")]
 Cluster = Annotated[str, typer.Option("--cluster", help="Ray cluster to use: ray://HOST:PORT, or auto.")]
@@ -42,7 +42,7 @@ def run(experiment: "Experiment", root: Root = Path("runs"), as_json: Json = Fal
 
     Example: bertvision run --task stsb --limit 1000 --heads learned,adapter:token_pooling=max
     """
-    from bertvision.lab import pipeline
+    from bertvision import pipeline
 
     if "," in experiment.task:
         _run_multitask(experiment, root, as_json)
@@ -53,7 +53,7 @@ def run(experiment: "Experiment", root: Root = Path("runs"), as_json: Json = Fal
 
 def _run_multitask(experiment: "Experiment", root: Path, as_json: bool) -> None:
     """Fine-tune one encoder on all tasks, and one per task for comparison."""
-    from bertvision.lab import pipeline
+    from bertvision import pipeline
 
     experiments = _one_per_task(experiment)
     rows = []
@@ -99,7 +99,7 @@ def finetune(experiment: "Experiment", root: Root = Path("runs"), as_json: Json 
 
     Example: bertvision finetune --task rotten-tomatoes --fractions 0.1,0.3,1 --limit 2000
     """
-    from bertvision.lab import pipeline
+    from bertvision import pipeline
 
     if "," in experiment.task:
         members = [
@@ -137,7 +137,7 @@ def _one_per_task(experiment: "Experiment") -> "list[Experiment]":
 
 def _curve(data: Any, checkpoints: Any) -> list[dict[str, Any]]:
     """Return the results of BERT at every fraction."""
-    from bertvision.lab import pipeline
+    from bertvision import pipeline
 
     runs = [pipeline.bert_run(data, pipeline.open_checkpoint(data, checkpoints, f)) for f in checkpoints.fractions]
     return [
@@ -162,8 +162,8 @@ def train(experiment: "Experiment", root: Root = Path("runs"), as_json: Json = F
     """
     from dataclasses import replace
 
-    from bertvision.lab import pipeline
-    from bertvision.lab.experiment import resolve_fractions
+    from bertvision import pipeline
+    from bertvision.pipeline.experiment import resolve_fractions
 
     experiment = replace(experiment, fractions=resolve_fractions(experiment).head_fractions)
     result = pipeline.run(experiment, root=root)
@@ -180,8 +180,7 @@ def evaluate(
 
     Example: bertvision evaluate stsb --data more.csv
     """
-    from bertvision import trained_model
-    from bertvision.lab import pipeline
+    from bertvision import pipeline, trained_model
 
     resolved = resolve_run(run, root)
     if data is None:
@@ -220,7 +219,7 @@ def ensemble(
 
     Example: bertvision ensemble 4e5f6a7b 0a1b2c3d --how mean
     """
-    from bertvision.lab import pipeline
+    from bertvision import pipeline
 
     members = [resolve_run(reference, root) for reference in runs]
     if len(members) < 2:
@@ -241,11 +240,10 @@ def demo(root: Root = Path("runs")) -> None:
 
     Example: bertvision demo
     """
-    from bertvision import trained_model
+    from bertvision import pipeline, trained_model
     from bertvision.heads import default_head
-    from bertvision.lab import pipeline
-    from bertvision.lab.benchmarks import TASKS
-    from bertvision.lab.experiment import make
+    from bertvision.pipeline.experiment import make
+    from bertvision.tasks import TASKS
 
     chosen = []
     for task, items in DEMO_TASKS.items():

@@ -1,21 +1,17 @@
 """The table of heads."""
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar
 
 from torch import nn
 
 from bertvision.errors import BertVisionError
 from bertvision.heads.adapters import Adapter
-from bertvision.heads.cnn import cnn_1xn, cnn_nxn
 from bertvision.heads.head import BertHead, Head
-from bertvision.heads.inception import inception
 from bertvision.heads.layer_attention import LayerAttention
 from bertvision.heads.layer_pooling import AdapterPlusMix, ConcatLayers, MeanLayers, PoolThenNetwork, ScalarMix
-from bertvision.heads.xception import xception, xception_small
+from bertvision.registries import Registry
 from bertvision.types import HeadShape
 
 PAPER_SIZE = 386  # adapter outputs of the published models, which made a square image of 386 tokens
@@ -59,7 +55,7 @@ class HeadEntry:
 
 
 # fmt: off
-HEADS: dict[str, HeadEntry] = {
+_HEADS: dict[str, HeadEntry] = {
     "bert-head": HeadEntry(lambda shape, dropout=0.1: BertHead(shape, dropout=dropout), "BERT's own kind of head on the last layer", "BERT"),
     "mean": HeadEntry(lambda shape, **options: Head(shape, MeanLayers(), **options), "average of the layers", "average pooling"),
     "learned": HeadEntry(lambda shape, **options: Head(shape, ScalarMix(shape.num_channels), **options), "learned weights for the layers", "learned pooling; Tenney small"),
@@ -77,21 +73,22 @@ HEADS: dict[str, HeadEntry] = {
     "learned-adapter-386-skip": HeadEntry(lambda shape, size=PAPER_SIZE, **options: pooled_adapter(shape, ScalarMix(shape.num_channels), size, skip=True, **options), "learned weights, adapter, concatenated with the last layer", "LP -> adapter 386 + skip; adapter pooler Tenney"),
     "mean-adapter-386-skip": HeadEntry(lambda shape, size=PAPER_SIZE, **options: pooled_adapter(shape, MeanLayers(), size, skip=True, **options), "average, adapter, concatenated with the last layer", "adapter pooler average"),
     "adapter-386-skip-learned": HeadEntry(lambda shape, size=PAPER_SIZE, **options: adapter_and_mix(shape, size, **options), "adapters on every layer and on their learned mix, concatenated with the last layer", "adapter 386 shared + skip + LP (Tenney)"),
-    "cnn-1xn": HeadEntry(lambda shape, **options: Head(shape, cnn_1xn(shape.num_channels), **options), "convolutions along the width, layers as channels", "1xN CNN"),
-    "cnn-1xn-dropout": HeadEntry(lambda shape, **options: Head(shape, cnn_1xn(shape.num_channels, dropout=0.1), **options), "the same with dropout", "1xN CNN, dropout"),
-    "cnn-1xn-dilated": HeadEntry(lambda shape, **options: Head(shape, cnn_1xn(shape.num_channels, dilated=True), **options), "the same, dilated", "1xN CNN, dilated"),
-    "learned-cnn-1xn": HeadEntry(lambda shape, **options: Head(shape, PoolThenNetwork(ScalarMix(shape.num_channels), then=cnn_1xn(1)), **options), "learned weights, then convolutions", "LP -> 1xN CNN"),
-    "mean-cnn-1xn": HeadEntry(lambda shape, **options: Head(shape, PoolThenNetwork(MeanLayers(), then=cnn_1xn(1)), **options), "average, then convolutions", "AP -> 1xN CNN"),
-    "learned-adapter-386-cnn-1xn": HeadEntry(lambda shape, size=PAPER_SIZE, **options: pooled_adapter(shape, ScalarMix(shape.num_channels), size, cnn_1xn, **options), "learned weights, adapter, convolutions", "LP -> adapter 386 -> 1xN CNN"),
-    "learned-adapter-386-cnn-nxn": HeadEntry(lambda shape, size=PAPER_SIZE, **options: pooled_adapter(shape, ScalarMix(shape.num_channels), size, cnn_nxn, **options), "learned weights, adapter, convolutions over neighbouring tokens", "LP -> adapter 386 -> NxN CNN"),
-    "learned-adapter-386-inception": HeadEntry(lambda shape, size=PAPER_SIZE, **options: pooled_adapter(shape, ScalarMix(shape.num_channels), size, inception, **options), "learned weights, adapter, Inception with the token axis kept", "LP -> adapter 386 -> Inception"),
-    "learned-adapter-386-xception": HeadEntry(lambda shape, size=PAPER_SIZE, **options: pooled_adapter(shape, ScalarMix(shape.num_channels), size, partial(xception, middle=1, last=(1428,)), **options), "learned weights, adapter, Xception with the token axis kept", "LP -> adapter 386 -> Xception"),
-    "xception-small": HeadEntry(lambda shape, **options: Head(shape, xception_small(shape.num_channels), **options), "abbreviated Xception, layers as channels", "Xception abbreviated"),
-    "xception-small-skip": HeadEntry(lambda shape, **options: Head(shape, xception_small(shape.num_channels), skip=True, **options), "the same, concatenated with the last layer", "Xception abbreviated, CLS residual"),
-    "xception": HeadEntry(lambda shape, **options: Head(shape, xception(shape.num_channels), **options), "full Xception, layers as channels", "Xception full"),
 }
 # fmt: on
 
+
+def _as_entry(value: Any) -> HeadEntry:
+    """Return the entry of a head class, a function that builds a head, or an entry itself."""
+    if isinstance(value, HeadEntry):
+        return value
+    if not callable(value):
+        raise BertVisionError(f"A head is a module class or a function that builds one, got {value!r}.")
+    build: Callable[..., nn.Module] = value  # pyright: ignore[reportAssignmentType]
+    return HeadEntry(build, (value.__doc__ or "").strip().partition("\n")[0])
+
+
+HEADS: Registry[HeadEntry] = Registry("head", _HEADS, _as_entry, reserved=("default", "all"))
+"""All heads by name."""
 
 Builder = TypeVar("Builder", bound=Callable[..., nn.Module])
 
@@ -103,13 +100,11 @@ def register_head(name: str, summary: str = "") -> Callable[[Builder], Builder]:
     takes hidden states (B, L, T, W) and a boolean mask (B, T), and returns logits (B, C), or (B, T, C) where
     `shape.per_token`. It may also take `text_ids` (B, T), and may have an `input_spec`.
     """
-    if not re.fullmatch(r"[A-Za-z][\w.-]*", name) or name in (*HEADS, "default", "all"):
-        raise BertVisionError(
-            f"A head cannot be registered as {name!r}: the name is taken, or not made of A-Z 0-9 . _ -"
-        )
+    HEADS.check_name(name)
 
     def register(build: Builder) -> Builder:
-        HEADS[name] = HeadEntry(build, summary or (build.__doc__ or "").strip().partition("\n")[0])
+        entry = _as_entry(build)
+        HEADS.register(name, HeadEntry(build, summary or entry.summary))
         return build
 
     return register

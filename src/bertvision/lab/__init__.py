@@ -16,20 +16,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bertvision.lab.experiment import Experiment
-    from bertvision.lab.pipeline import run
     from bertvision.lab.reports import write_report as report
     from bertvision.lab.searches import run_search as search
     from bertvision.lab.studies import run_study as study
+    from bertvision.pipeline import run
+    from bertvision.pipeline.experiment import Experiment
 
 __all__ = ["Experiment", "report", "run", "search", "study"]
 
 _EXPORTS = {
-    "Experiment": ("experiment", "Experiment"),
+    "Experiment": ("pipeline.experiment", "Experiment"),
     "run": ("pipeline", "run"),
-    "study": ("studies", "run_study"),
-    "search": ("searches", "run_search"),
-    "report": ("reports", "write_report"),
+    "study": ("lab.studies", "run_study"),
+    "search": ("lab.searches", "run_search"),
+    "report": ("lab.reports", "write_report"),
 }
 
 
@@ -37,7 +37,7 @@ def __getattr__(name: str) -> Any:
     if name not in _EXPORTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, attribute = _EXPORTS[name]
-    return getattr(import_module(f"{__name__}.{module}"), attribute)
+    return getattr(import_module(f"bertvision.{module}"), attribute)
 
 
 def __dir__() -> list[str]:

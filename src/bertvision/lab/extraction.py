@@ -13,10 +13,10 @@ from bertvision.encoders import load_encoder_info
 from bertvision.errors import BertVisionError, lookup
 from bertvision.heads import ENCODINGS, select_layers
 from bertvision.lab import cluster
-from bertvision.lab.experiment import Experiment, merge, resolve_fractions
-from bertvision.lab.pipeline.data import ExperimentData, load_data
-from bertvision.lab.pipeline.finetuning import Checkpoint, CheckpointSet, finetune, open_checkpoint
-from bertvision.lab.pipeline.states import state_request, stored_lengths
+from bertvision.pipeline.data import ExperimentData, load_data
+from bertvision.pipeline.experiment import Experiment, merge, resolve_fractions
+from bertvision.pipeline.finetuning import Checkpoint, CheckpointSet, finetune, open_checkpoint
+from bertvision.pipeline.states import state_request, stored_lengths
 from bertvision.states import FORMATS, Layout, Store
 from bertvision.types import StateView
 

@@ -2,12 +2,10 @@
 
 from bertvision.states.batch_plan import BatchPlan
 from bertvision.states.computed import ComputedStates
-from bertvision.states.conversion import convert
 from bertvision.states.formats import FORMATS
 from bertvision.states.in_memory import InMemoryStates, StateSource, read_into_memory
 from bertvision.states.layout import Layout, RowTable, is_store, view_to_manifest
 from bertvision.states.partition import partition
-from bertvision.states.requests import MEMORY, MODES, StateRequest, open_states
 from bertvision.states.store import Store, find_stores, remove_store
 from bertvision.states.store_writer import WriteOptions, write
 from bertvision.states.stored import StoredStates
@@ -15,8 +13,6 @@ from bertvision.states.token_batches import TokenBatches
 
 __all__ = [
     "FORMATS",
-    "MEMORY",
-    "MODES",
     "InMemoryStates",
     "Layout",
     "BatchPlan",
@@ -27,9 +23,6 @@ __all__ = [
     "ComputedStates",
     "TokenBatches",
     "WriteOptions",
-    "StateRequest",
-    "open_states",
-    "convert",
     "find_stores",
     "is_store",
     "read_into_memory",

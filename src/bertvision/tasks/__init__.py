@@ -7,10 +7,12 @@ from bertvision.tasks.kinds import TASK_KINDS, register_task_kind, task_from_dic
 from bertvision.tasks.reading import read_table
 from bertvision.tasks.splitting import draw_nested
 from bertvision.tasks.squad import SquadTask
+from bertvision.tasks.table import TASKS, register_task
 from bertvision.tasks.text import TextTask
 from bertvision.tasks.user_files import UserFiles
 
 __all__ = [
+    "TASKS",
     "TASK_KINDS",
     "Answer",
     "SpanCandidate",
@@ -25,6 +27,7 @@ __all__ = [
     "UserFiles",
     "draw_nested",
     "read_table",
+    "register_task",
     "register_task_kind",
     "task_from_dict",
     "task_from_files",

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from bertvision.errors import BertVisionError
-from bertvision.lab.benchmarks import TASKS
-from bertvision.lab.statistics import interval
-from bertvision.tasks import DataRequest, task_from_dict
+from bertvision.statistics import interval
+from bertvision.tasks import TASKS, DataRequest, task_from_dict
 from bertvision.types import Predictions
 from conftest import capture_messages
 from tasks.synthetic import perfect, spaced, wordpiece, write_task

@@ -8,11 +8,10 @@ import pyarrow.parquet
 import pytest
 
 from bertvision.errors import BertVisionError
-from bertvision.lab.benchmarks import TASKS
 from bertvision.lab.benchmarks import loading as loading_module
 from bertvision.lab.benchmarks.loading import HubUnreachable, check_rows, load_from_source
 from bertvision.lab.benchmarks.sources import SquadBenchmark
-from bertvision.tasks import DataRequest, DataSplits
+from bertvision.tasks import TASKS, DataRequest, DataSplits
 from tasks.synthetic import write_squad, write_task
 
 FOUND = DataSplits(train=[], dev=[])

@@ -11,8 +11,8 @@ import pytest
 
 from bertvision import sources
 from bertvision.errors import BertVisionError
-from bertvision.lab.benchmarks import TASKS, registry
-from bertvision.tasks import DataRequest
+from bertvision.lab.benchmarks import registry
+from bertvision.tasks import TASKS, DataRequest
 
 
 @pytest.fixture

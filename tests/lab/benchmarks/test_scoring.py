@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from bertvision.errors import BertVisionError
-from bertvision.lab.benchmarks import TASKS, score_file
-from bertvision.tasks import DataRequest
+from bertvision.lab.benchmarks import score_file
+from bertvision.tasks import TASKS, DataRequest
 
 GOLDEN = Path(__file__).parent / "golden"
 SHARED = Path(__file__).parents[4] / "shared" / "data"

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from bertvision.lab.experiment import make
 from bertvision.lab.reports import write_report
 from bertvision.lab.studies import StudyOptions, run_studies
+from bertvision.pipeline.experiment import make
 
 HOSTILE = "</script><script>document.title='broken'</script><b>bad & awful film</b>"
 FAST = {"train": {"epochs": 3, "learning_rate": 1e-2, "batch_size": 8}, "finetune": {"learning_rate": 1e-3}}

@@ -8,16 +8,16 @@ import numpy as np
 import optuna
 import pytest
 
+from bertvision import pipeline, search
 from bertvision.errors import BertVisionError
 from bertvision.heads import DEFAULT_LEARNING_RATES, HeadConfig, default_head
-from bertvision.lab import experiment as config
-from bertvision.lab import pipeline, search
-from bertvision.lab.experiment import make
-from bertvision.lab.pipeline import load_data
 from bertvision.lab.searches import Space, TrialSettings
 from bertvision.lab.searches.optuna_study import pruning_thresholds
 from bertvision.lab.searches.space import CANDIDATES, BertSpace, check_space, default_trial, suggest_settings
 from bertvision.lab.searches.trials import TrialRunner
+from bertvision.pipeline import experiment as config
+from bertvision.pipeline import load_data
+from bertvision.pipeline.experiment import make
 
 QUICK = {"fractions": [0.5], "finetune": {"learning_rate": 1e-3}, "controls": False}
 SPACE = ["learning_rate=[1e-3,3e-2]", "epochs=[2,4]", "size=[4,8]"]

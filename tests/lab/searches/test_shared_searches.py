@@ -11,7 +11,7 @@ import optuna
 import pytest
 
 from bertvision.lab import search
-from bertvision.lab.experiment import make
+from bertvision.pipeline.experiment import make
 
 pytestmark = pytest.mark.alone
 
@@ -19,7 +19,7 @@ TRIALS = 8
 # A driver, so that a dead process is noticed within seconds, and every trial leaves a line in a log.
 DRIVER = """
 import json, os, sys, time
-from bertvision.lab.experiment import make
+from bertvision.pipeline.experiment import make
 from bertvision.lab import search
 from bertvision.lab.searches import optuna_study, trials
 settings = json.loads(sys.argv[1])

@@ -8,8 +8,8 @@ import pytest
 
 from bertvision.errors import BertVisionError
 from bertvision.lab import study
-from bertvision.lab.experiment import Experiment, make
 from bertvision.lab.studies import STUDIES, StudyOptions, StudyResult, load_result, run_studies, studies_for
+from bertvision.pipeline.experiment import Experiment, make
 from bertvision.runs import find_runs
 
 FAST = {
@@ -132,7 +132,7 @@ def test_studies_that_do_not_suit_say_so(root, data, tiny):
 
 
 def test_all_means_those_that_suit(root, data, tiny):
-    from bertvision.lab.benchmarks import TASKS
+    from bertvision.tasks import TASKS
 
     everything = set(STUDIES)
     assert set(studies_for(TASKS["squad2"], OPTIONS)) == everything - {"transfer"}

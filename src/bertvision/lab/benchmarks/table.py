@@ -202,4 +202,4 @@ _ROWS: list[SquadTask | TextTask] = [
     ),
 ]
 
-TASKS: dict[str, Task] = {task.name: task for task in _ROWS}
+BENCHMARK_TASKS: dict[str, Task] = {task.name: task for task in _ROWS}

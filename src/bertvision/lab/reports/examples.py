@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from bertvision import pipeline
 from bertvision.errors import BertVisionError
-from bertvision.lab import pipeline
 from bertvision.lab.studies import StudyResult
 from bertvision.runs import Run, open_run
 

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from bertvision import pipeline
 from bertvision.errors import BertVisionError
 from bertvision.files import atomic_write
-from bertvision.lab import pipeline
 from bertvision.runs import Run, open_run
 from bertvision.tasks import read_table
 from bertvision.trained_model import TrainedModel

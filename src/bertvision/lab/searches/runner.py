@@ -17,14 +17,13 @@ from typing import Any
 
 from optuna import Study
 
-from bertvision import distributed
+from bertvision import distributed, pipeline
 from bertvision.encoders import load_encoder_info
 from bertvision.errors import BertVisionError, lookup
 from bertvision.files import atomic_write, file_lock, value_hash, write_json
 from bertvision.heads import resolve_heads, select_layers
-from bertvision.lab import cluster, pipeline
-from bertvision.lab.experiment import Experiment, check, overlay
-from bertvision.lab.pipeline import ExperimentResult, find_task
+from bertvision.lab import cluster
+from bertvision.lab.experiment_files import to_toml
 from bertvision.lab.searches import optuna_study
 from bertvision.lab.searches.history import history_markdown, history_rows, parameter_importance
 from bertvision.lab.searches.space import (
@@ -37,6 +36,8 @@ from bertvision.lab.searches.space import (
     suggest_settings,
 )
 from bertvision.lab.searches.trials import TrialRunner
+from bertvision.pipeline import ExperimentResult, find_task
+from bertvision.pipeline.experiment import Experiment, check, overlay
 from bertvision.runs import Run, slug
 
 logger = logging.getLogger(__name__)
@@ -228,7 +229,7 @@ def _score_best(search: _Search, root: Path) -> SearchResult:
     settings = TrialSettings(**best.user_attrs[optuna_study.SETTINGS])
     experiment = settings.experiment(search.base)
     with atomic_write(search.directory / "best.toml") as file:
-        file.write(experiment.to_toml().encode())
+        file.write(to_toml(experiment).encode())
     final = [pipeline.run(replace(experiment, seed=seed), root=root) for seed in search.seeds]
     rows, importance = history_rows(search.study), parameter_importance(search.study)
     name = search.study.study_name

@@ -10,7 +10,7 @@ from optuna.trial import Trial
 from bertvision import heads
 from bertvision.errors import BertVisionError
 from bertvision.heads import HeadConfig
-from bertvision.lab.experiment import Experiment
+from bertvision.pipeline.experiment import Experiment
 
 CANDIDATES = {
     "span": ["learned", "adapter", "adapter:members=3", "adapter-skip"],

@@ -17,9 +17,9 @@ from bertvision.errors import BertVisionError
 from bertvision.files import file_lock
 from bertvision.heads import HeadConfig, required_view
 from bertvision.lab import cluster
-from bertvision.lab.experiment import Experiment, merge
 from bertvision.lab.extraction import absolute, make_store
-from bertvision.lab.pipeline import (
+from bertvision.lab.searches.space import Space, TrialSettings, covering_heads
+from bertvision.pipeline import (
     Checkpoint,
     CheckpointSet,
     ExperimentData,
@@ -27,12 +27,12 @@ from bertvision.lab.pipeline import (
     load_data,
     open_checkpoint,
 )
-from bertvision.lab.pipeline.evaluation import validation_scores
-from bertvision.lab.pipeline.finetuning import new_bert
-from bertvision.lab.pipeline.head_training import new_head
-from bertvision.lab.pipeline.states import state_request, states
-from bertvision.lab.searches.space import Space, TrialSettings, covering_heads
-from bertvision.states import MEMORY
+from bertvision.pipeline.evaluation import validation_scores
+from bertvision.pipeline.experiment import Experiment, merge
+from bertvision.pipeline.finetuning import new_bert
+from bertvision.pipeline.head_training import new_head
+from bertvision.pipeline.state_requests import MEMORY
+from bertvision.pipeline.states import state_request, states
 from bertvision.training import FitOptions, ValidationScore, fit
 from bertvision.types import Batches, HeadShape, StateView
 

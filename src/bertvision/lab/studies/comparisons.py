@@ -5,11 +5,11 @@ from typing import Any
 
 from bertvision.errors import BertVisionError
 from bertvision.heads import BERT_HEAD, HEADS, required_view
-from bertvision.lab.pipeline.evaluation import finish
-from bertvision.lab.pipeline.head_training import new_head
-from bertvision.lab.pipeline.states import states
 from bertvision.lab.studies.context import StudyContext, difference_columns, score_row
 from bertvision.lab.studies.result import Figure, StudyTable
+from bertvision.pipeline.evaluation import finish
+from bertvision.pipeline.head_training import new_head
+from bertvision.pipeline.states import states
 from bertvision.records import TrainingSeconds
 from bertvision.runs import Run, is_finished, slug
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from bertvision import pipeline
 from bertvision.heads import BERT_HEAD, HeadConfig, required_view
-from bertvision.lab import pipeline
-from bertvision.lab.experiment import Experiment, resolve_fractions
 from bertvision.lab.extraction import make_store
-from bertvision.lab.pipeline import ExperimentData
-from bertvision.lab.pipeline.finetuning import Checkpoint
-from bertvision.lab.statistics import PairedOutcomes, holm, interval, significance
+from bertvision.pipeline import ExperimentData
+from bertvision.pipeline.experiment import Experiment, resolve_fractions
+from bertvision.pipeline.finetuning import Checkpoint
 from bertvision.runs import Run
+from bertvision.statistics import PairedOutcomes, holm, interval, significance
 from bertvision.tasks import Task
 
 logger = logging.getLogger(__name__)

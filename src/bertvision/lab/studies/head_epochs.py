@@ -5,12 +5,12 @@ from typing import Any
 
 from bertvision.files import file_lock, value_hash
 from bertvision.heads import required_view, training_dtype
-from bertvision.lab.pipeline.data import fingerprint
-from bertvision.lab.pipeline.evaluation import finish
-from bertvision.lab.pipeline.head_training import new_head
-from bertvision.lab.pipeline.states import states
 from bertvision.lab.studies.context import StudyContext, score_row
 from bertvision.lab.studies.result import Figure, StudyTable
+from bertvision.pipeline.data import fingerprint
+from bertvision.pipeline.evaluation import finish
+from bertvision.pipeline.head_training import new_head
+from bertvision.pipeline.states import states
 from bertvision.records import TrainingSeconds
 from bertvision.runs import Run, is_finished, slug
 from bertvision.training import Checkpointer, FitOptions, FractionRecord, fit

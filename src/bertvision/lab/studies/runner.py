@@ -8,11 +8,11 @@ from typing import Any
 
 from bertvision.errors import BertVisionError, lookup
 from bertvision.lab import cluster
-from bertvision.lab.experiment import Experiment, merge
 from bertvision.lab.extraction import absolute
 from bertvision.lab.studies.context import StudyContext, StudyOptions
 from bertvision.lab.studies.result import StudyResult, load_result, result_path
 from bertvision.lab.studies.table import STUDIES, studies_for
+from bertvision.pipeline.experiment import Experiment, merge
 
 logger = logging.getLogger(__name__)
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from bertvision import pipeline
 from bertvision.errors import BertVisionError
-from bertvision.lab import pipeline
 from bertvision.lab.studies.context import StudyContext, score_row
 from bertvision.lab.studies.result import Figure, StudyTable
 from bertvision.runs import Run

@@ -20,11 +20,11 @@ from typing import Any
 from bertvision import distributed
 from bertvision.errors import BertVisionError
 from bertvision.files import value_hash, write_json
-from bertvision.lab.experiment import Experiment, make, merge, resolve_fractions
-from bertvision.lab.pipeline.data import ExperimentData, load_data
-from bertvision.lab.pipeline.evaluation import bert_run, ensemble
-from bertvision.lab.pipeline.finetuning import finetune, open_checkpoint
-from bertvision.lab.pipeline.head_training import train_heads
+from bertvision.pipeline.data import ExperimentData, load_data
+from bertvision.pipeline.evaluation import bert_run, ensemble
+from bertvision.pipeline.experiment import Experiment, make, merge, resolve_fractions
+from bertvision.pipeline.finetuning import finetune, open_checkpoint
+from bertvision.pipeline.head_training import train_heads
 from bertvision.runs import Run
 
 logger = logging.getLogger(__name__)

@@ -16,10 +16,10 @@ from bertvision.cpu_optimizations import use_cpu_optimizations
 from bertvision.encoders import Encoder, load_encoder_info
 from bertvision.errors import BertVisionError, lookup
 from bertvision.heads import HeadConfig
-from bertvision.lab.benchmarks import TASKS
-from bertvision.lab.experiment import Experiment, TrainingConfig
-from bertvision.states import FORMATS, MODES, TokenBatches
-from bertvision.tasks import DataRequest, Example, Task, UserFiles, draw_nested, task_from_files
+from bertvision.pipeline.experiment import Experiment, TrainingConfig
+from bertvision.pipeline.state_requests import MODES
+from bertvision.states import FORMATS, TokenBatches
+from bertvision.tasks import TASKS, DataRequest, Example, Task, UserFiles, draw_nested, task_from_files
 from bertvision.training import predict
 from bertvision.types import Batches, Features, HeadShape, Predictions
 

@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bertvision.heads.cnn import TokenwiseNetwork
+from bertvision.lab.heads.cnn import TokenwiseNetwork
 
 
 def sepconv(inputs: int, outputs: int) -> nn.Sequential:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from bertvision.errors import BertVisionError
-from bertvision.lab.benchmarks import TASKS
-from bertvision.lab.statistics import PairedOutcomes, compare, holm, interval, mcnemar
+from bertvision.statistics import PairedOutcomes, compare, holm, interval, mcnemar
+from bertvision.tasks import TASKS
 
 RTE, STSB, SQUAD = TASKS["rte"], TASKS["stsb"], TASKS["squad2"]
 

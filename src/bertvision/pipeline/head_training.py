@@ -25,10 +25,10 @@ from bertvision.heads import (
     training_dtype,
     upgrade_state_dict,
 )
-from bertvision.lab.pipeline.data import ExperimentData, fingerprint, with_cpu_setting
-from bertvision.lab.pipeline.evaluation import bert_run, finish, validation_scores
-from bertvision.lab.pipeline.finetuning import Checkpoint
-from bertvision.lab.pipeline.states import states
+from bertvision.pipeline.data import ExperimentData, fingerprint, with_cpu_setting
+from bertvision.pipeline.evaluation import bert_run, finish, validation_scores
+from bertvision.pipeline.finetuning import Checkpoint
+from bertvision.pipeline.states import states
 from bertvision.records import TrainingSeconds
 from bertvision.runs import Run, is_finished, slug
 from bertvision.training import Checkpointer, FitOptions, TrainState, fit

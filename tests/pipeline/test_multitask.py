@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import bertvision
+from bertvision import pipeline
 from bertvision.errors import BertVisionError
-from bertvision.lab import pipeline
-from bertvision.lab.experiment import make
-from bertvision.lab.pipeline.multitask import TASK, MixedBatches
+from bertvision.pipeline.experiment import make
+from bertvision.pipeline.multitask import TASK, MixedBatches
 from bertvision.states import TokenBatches
 from conftest import review
 
@@ -80,7 +80,7 @@ def test_it_answers(found):
 
 def test_what_is_finished_is_not_done_again(found, experiments, monkeypatch):
     runs, root = found
-    monkeypatch.setattr("bertvision.lab.pipeline.finetuning.fit", lambda *a, **k: pytest.fail("trained again"))
+    monkeypatch.setattr("bertvision.pipeline.finetuning.fit", lambda *a, **k: pytest.fail("trained again"))
     again = pipeline.run_multitask(experiments, root)
     assert {t: [r.directory for r in each] for t, each in again.items()} == {
         t: [r.directory for r in each] for t, each in runs.items()

@@ -9,9 +9,10 @@ import torch
 from bertvision import memory
 from bertvision.encoders import tokenizer_hash
 from bertvision.files import value_hash
-from bertvision.lab.pipeline.data import ExperimentData, Split, fingerprint
-from bertvision.lab.pipeline.finetuning import Checkpoint
-from bertvision.states import RowTable, StateRequest, TokenBatches, open_states, view_to_manifest
+from bertvision.pipeline.data import ExperimentData, Split, fingerprint
+from bertvision.pipeline.finetuning import Checkpoint
+from bertvision.pipeline.state_requests import StateRequest, open_states
+from bertvision.states import RowTable, TokenBatches, view_to_manifest
 from bertvision.types import Batches, StateView
 
 

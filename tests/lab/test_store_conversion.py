@@ -2,7 +2,8 @@ import pytest
 from fakes import IDENTITY, Made, files
 
 from bertvision.errors import BertVisionError
-from bertvision.states import FORMATS, BatchPlan, StoredStates, convert
+from bertvision.lab.store_conversion import convert
+from bertvision.states import FORMATS, BatchPlan, StoredStates
 from bertvision.types import StateView
 
 WHOLE = StateView(cross_layers=(0, 1, 2, 3), pooler_output=True)

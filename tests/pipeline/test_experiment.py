@@ -5,8 +5,9 @@ import pytest
 from bertvision.encoders import ENCODERS
 from bertvision.errors import BertVisionError
 from bertvision.heads import HeadConfig
-from bertvision.lab.benchmarks import TASKS
-from bertvision.lab.experiment import Experiment, apply, check, load, make, merge, preset, presets
+from bertvision.lab.experiment_files import to_toml
+from bertvision.pipeline.experiment import Experiment, apply, check, load, make, merge, preset, presets
+from bertvision.tasks import TASKS
 
 GLUE, SIZES = ["cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte"], ("base", "large")
 
@@ -103,7 +104,7 @@ def test_presets_lie_under_everything_else(tmp_path):
 
 def test_experiments_survive_toml(tmp_path):
     made = replace(preset("rte-head-base"), ensembles=[], precision="float32", task='a "quoted" ü')
-    (tmp_path / "x.toml").write_text(made.to_toml(), encoding="utf-8")
+    (tmp_path / "x.toml").write_text(to_toml(made), encoding="utf-8")
     assert load(tmp_path / "x.toml") == made
 
 

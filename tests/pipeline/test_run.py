@@ -8,12 +8,13 @@ import pytest
 import torch
 
 import bertvision
+from bertvision import pipeline
 from bertvision.encoders import load_encoder
 from bertvision.errors import BertVisionError
 from bertvision.files import file_lock
 from bertvision.heads import build_head
-from bertvision.lab import extraction, pipeline
-from bertvision.lab.experiment import Experiment, make
+from bertvision.lab import extraction
+from bertvision.pipeline.experiment import Experiment, make
 from bertvision.runs import Run, find_runs
 from bertvision.types import Predictions
 from conftest import capture_messages, squad_json
@@ -98,7 +99,7 @@ def test_it_learns(finished):
 
 def test_nothing_is_done_twice(finished, reviews, tiny, monkeypatch):
     result, root, _ = finished
-    for step in ("bertvision.lab.pipeline.finetuning.fit", "bertvision.lab.pipeline.head_training.fit"):
+    for step in ("bertvision.pipeline.finetuning.fit", "bertvision.pipeline.head_training.fit"):
         monkeypatch.setattr(step, lambda *a, **k: pytest.fail("trained again"))
     heads = ["learned", "adapter:size=8,token_pooling=max"]
     again = bertvision.run(train_file=str(reviews), encoder=str(tiny), heads=heads, root=root, **FAST)
@@ -107,7 +108,7 @@ def test_nothing_is_done_twice(finished, reviews, tiny, monkeypatch):
 
 def test_another_head_shares_the_backbone(finished, reviews, tiny, monkeypatch):
     result, root, _ = finished
-    monkeypatch.setattr("bertvision.lab.pipeline.finetuning.fit", lambda *a, **k: pytest.fail("fine-tuned again"))
+    monkeypatch.setattr("bertvision.pipeline.finetuning.fit", lambda *a, **k: pytest.fail("fine-tuned again"))
     again = bertvision.run(train_file=str(reviews), encoder=str(tiny), heads=["mean"], root=root, **FAST)
     assert again.runs[0].directory == result.runs[0].directory
 

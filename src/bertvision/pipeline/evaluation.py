@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from bertvision.encoders import EncoderWithHead
 from bertvision.ensembles import combine
 from bertvision.files import value_hash
-from bertvision.lab.pipeline.data import ExperimentData, Split, fingerprint, with_cpu_setting
-from bertvision.lab.pipeline.finetuning import Checkpoint
-from bertvision.lab.statistics import interval
+from bertvision.pipeline.data import ExperimentData, Split, fingerprint, with_cpu_setting
+from bertvision.pipeline.finetuning import Checkpoint
 from bertvision.records import Metrics, RunRecord, TrainingSeconds
 from bertvision.runs import Run, is_finished, save_run
+from bertvision.statistics import interval
 from bertvision.training import ValidationScore
 from bertvision.types import Batches, HeadShape, Predictions
 

@@ -6,14 +6,13 @@ from test_computed import stream
 from test_token_batches import PAD
 
 from bertvision.errors import BertVisionError
+from bertvision.pipeline.state_requests import StateRequest, open_states
 from bertvision.states import (
     ComputedStates,
     InMemoryStates,
     RowTable,
-    StateRequest,
     StoredStates,
     TokenBatches,
-    open_states,
 )
 from bertvision.types import StateView
 
@@ -34,7 +33,7 @@ def test_modes(tiny, tmp_path, monkeypatch, messages):
     wanted, tokens = want(tiny, tmp_path)
     assert isinstance(open_states("auto", wanted, tokens), InMemoryStates)
     assert isinstance(open_states("stream", wanted, tokens), ComputedStates)
-    monkeypatch.setattr("bertvision.states.requests.MEMORY", 10)
+    monkeypatch.setattr("bertvision.pipeline.state_requests.MEMORY", 10)
     assert isinstance(open_states("store", wanted, tokens), StoredStates)
     assert isinstance(open_states("auto", wanted, tokens), StoredStates)  # it is there now
     assert not messages
@@ -43,19 +42,19 @@ def test_modes(tiny, tmp_path, monkeypatch, messages):
 
 
 def test_auto_measures_and_says_why(tiny, tmp_path, monkeypatch, messages):
-    monkeypatch.setattr("bertvision.states.requests.MEMORY", 10)
-    monkeypatch.setattr("bertvision.states.requests.TRIAL", 0.0)
+    monkeypatch.setattr("bertvision.pipeline.state_requests.MEMORY", 10)
+    monkeypatch.setattr("bertvision.pipeline.state_requests.TRIAL", 0.0)
     for rates, kind, word in (((10.0, 100.0), StoredStates, "Storing"), ((100.0, 10.0), ComputedStates, "Streaming")):
         wanted, tokens = want(tiny, tmp_path / word)
         (tmp_path / word).mkdir()
         messages.clear()
-        monkeypatch.setattr("bertvision.states.requests.measure", lambda *given, rates=rates: rates)
+        monkeypatch.setattr("bertvision.pipeline.state_requests.measure", lambda *given, rates=rates: rates)
         assert isinstance(open_states("auto", wanted, tokens), kind)
         assert len(messages) == 1 and messages[0].startswith(word) and "examples/s" in messages[0]
 
 
 def test_the_trial_is_real_and_leaves_nothing(tiny, tmp_path, monkeypatch, messages):
-    monkeypatch.setattr("bertvision.states.requests.MEMORY", 10)
+    monkeypatch.setattr("bertvision.pipeline.state_requests.MEMORY", 10)
     wanted, tokens = want(tiny, tmp_path)
     open_states("auto", wanted, tokens)
     assert "examples/s" in messages[0]
@@ -63,7 +62,7 @@ def test_the_trial_is_real_and_leaves_nothing(tiny, tmp_path, monkeypatch, messa
 
 
 def test_the_trial_may_be_larger_than_a_shard(tiny, tmp_path, monkeypatch, messages):
-    monkeypatch.setattr("bertvision.states.requests.MEMORY", 10)
+    monkeypatch.setattr("bertvision.pipeline.state_requests.MEMORY", 10)
     wanted, tokens = want(tiny, tmp_path)
     wanted = replace(wanted, shard=1)  # instead of hundreds of megabytes of states
     open_states("auto", wanted, tokens)
@@ -71,7 +70,7 @@ def test_the_trial_may_be_larger_than_a_shard(tiny, tmp_path, monkeypatch, messa
 
 
 def test_a_full_disk_means_streaming(tiny, tmp_path, monkeypatch, messages):
-    monkeypatch.setattr("bertvision.states.requests.MEMORY", 10)
+    monkeypatch.setattr("bertvision.pipeline.state_requests.MEMORY", 10)
     wanted, tokens = want(tiny, tmp_path)
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 5}))
     assert isinstance(open_states("auto", wanted, tokens), ComputedStates)

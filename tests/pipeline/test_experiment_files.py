@@ -6,9 +6,9 @@ import pytest
 
 from bertvision.errors import BertVisionError
 from bertvision.heads import HeadConfig
-from bertvision.lab import experiment as config
-from bertvision.lab.benchmarks import TASKS
 from bertvision.lab.studies import STUDIES, StudyOptions
+from bertvision.pipeline import experiment as config
+from bertvision.tasks import TASKS
 
 ROOT = Path(__file__).parents[2] / "experiments"
 FILES = sorted(ROOT.glob("*.toml"))

@@ -31,8 +31,8 @@ from bertvision.heads import (
     set_training_precision,
     upgrade_state_dict,
 )
-from bertvision.lab.experiment import FRACTION, Experiment, TrainingConfig
-from bertvision.lab.pipeline.data import ExperimentData, fingerprint, with_cpu_setting
+from bertvision.pipeline.data import ExperimentData, fingerprint, with_cpu_setting
+from bertvision.pipeline.experiment import FRACTION, Experiment, TrainingConfig
 from bertvision.records import CheckpointRecord
 from bertvision.runs import slug
 from bertvision.states import ComputedStates, TokenBatches

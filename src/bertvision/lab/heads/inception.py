@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from bertvision.heads.cnn import ImageNetwork
+from bertvision.lab.heads.cnn import ImageNetwork
 
 # Filters of the 1x1, the reduced 3x3, the reduced 5x5 and the pooled branch of each block. They are the published ones
 # except for the last 3x3, which is chosen so that the head has its published number of parameters.

@@ -4,7 +4,7 @@ import numpy as np
 
 import bertvision
 from bertvision.cpu_optimizations import dropout, enabled, use_cpu_optimizations
-from bertvision.lab.experiment import Experiment, make
+from bertvision.pipeline.experiment import Experiment, make
 
 SETTINGS = {"fractions": [0.5], "heads": ["adapter:members=2,size=8,token_pooling=max"], "controls": False}
 

@@ -114,12 +114,6 @@ class Experiment:
         """Return plain JSON."""
         return asdict(self)
 
-    def to_toml(self) -> str:
-        """Return a file that `load` reads; every setting stands in it, so that no other default can change it."""
-        import tomli_w  # in the extra `lab`
-
-        return tomli_w.dumps(self.to_dict())
-
 
 @cache
 def presets() -> dict[str, dict[str, Any]]:

@@ -12,10 +12,10 @@ from bertvision import distributed
 from bertvision.encoders import Encoder, EncoderWithHead, weights_hash
 from bertvision.errors import BertVisionError
 from bertvision.files import value_hash, write_json
-from bertvision.lab.experiment import Experiment, resolve_fractions
-from bertvision.lab.pipeline.data import ExperimentData, fingerprint, load_data
-from bertvision.lab.pipeline.evaluation import bert_run
-from bertvision.lab.pipeline.finetuning import (
+from bertvision.pipeline.data import ExperimentData, fingerprint, load_data
+from bertvision.pipeline.evaluation import bert_run
+from bertvision.pipeline.experiment import Experiment, resolve_fractions
+from bertvision.pipeline.finetuning import (
     CheckpointSet,
     load,
     new_bert,
@@ -23,7 +23,7 @@ from bertvision.lab.pipeline.finetuning import (
     save_checkpoint,
     train_encoder,
 )
-from bertvision.lab.pipeline.head_training import train_heads
+from bertvision.pipeline.head_training import train_heads
 from bertvision.runs import Run, slug
 from bertvision.states import TokenBatches
 from bertvision.types import Batch

@@ -1,0 +1,27 @@
+"""The table of convolutional heads."""
+
+from functools import partial
+
+from bertvision.heads.head import Head
+from bertvision.heads.layer_pooling import MeanLayers, PoolThenNetwork, ScalarMix
+from bertvision.heads.table import PAPER_SIZE, HeadEntry, pooled_adapter
+from bertvision.lab.heads.cnn import cnn_1xn, cnn_nxn
+from bertvision.lab.heads.inception import inception
+from bertvision.lab.heads.xception import xception, xception_small
+
+# fmt: off
+CONVOLUTIONAL_HEADS: dict[str, HeadEntry] = {
+    "cnn-1xn": HeadEntry(lambda shape, **options: Head(shape, cnn_1xn(shape.num_channels), **options), "convolutions along the width, layers as channels", "1xN CNN"),
+    "cnn-1xn-dropout": HeadEntry(lambda shape, **options: Head(shape, cnn_1xn(shape.num_channels, dropout=0.1), **options), "the same with dropout", "1xN CNN, dropout"),
+    "cnn-1xn-dilated": HeadEntry(lambda shape, **options: Head(shape, cnn_1xn(shape.num_channels, dilated=True), **options), "the same, dilated", "1xN CNN, dilated"),
+    "learned-cnn-1xn": HeadEntry(lambda shape, **options: Head(shape, PoolThenNetwork(ScalarMix(shape.num_channels), then=cnn_1xn(1)), **options), "learned weights, then convolutions", "LP -> 1xN CNN"),
+    "mean-cnn-1xn": HeadEntry(lambda shape, **options: Head(shape, PoolThenNetwork(MeanLayers(), then=cnn_1xn(1)), **options), "average, then convolutions", "AP -> 1xN CNN"),
+    "learned-adapter-386-cnn-1xn": HeadEntry(lambda shape, size=PAPER_SIZE, **options: pooled_adapter(shape, ScalarMix(shape.num_channels), size, cnn_1xn, **options), "learned weights, adapter, convolutions", "LP -> adapter 386 -> 1xN CNN"),
+    "learned-adapter-386-cnn-nxn": HeadEntry(lambda shape, size=PAPER_SIZE, **options: pooled_adapter(shape, ScalarMix(shape.num_channels), size, cnn_nxn, **options), "learned weights, adapter, convolutions over neighbouring tokens", "LP -> adapter 386 -> NxN CNN"),
+    "learned-adapter-386-inception": HeadEntry(lambda shape, size=PAPER_SIZE, **options: pooled_adapter(shape, ScalarMix(shape.num_channels), size, inception, **options), "learned weights, adapter, Inception with the token axis kept", "LP -> adapter 386 -> Inception"),
+    "learned-adapter-386-xception": HeadEntry(lambda shape, size=PAPER_SIZE, **options: pooled_adapter(shape, ScalarMix(shape.num_channels), size, partial(xception, middle=1, last=(1428,)), **options), "learned weights, adapter, Xception with the token axis kept", "LP -> adapter 386 -> Xception"),
+    "xception-small": HeadEntry(lambda shape, **options: Head(shape, xception_small(shape.num_channels), **options), "abbreviated Xception, layers as channels", "Xception abbreviated"),
+    "xception-small-skip": HeadEntry(lambda shape, **options: Head(shape, xception_small(shape.num_channels), skip=True, **options), "the same, concatenated with the last layer", "Xception abbreviated, CLS residual"),
+    "xception": HeadEntry(lambda shape, **options: Head(shape, xception(shape.num_channels), **options), "full Xception, layers as channels", "Xception full"),
+}
+# fmt: on
