@@ -5,7 +5,6 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_N
 
 from bertvision.encoders.encoder import Encoder, EncoderWithHead, first_position
 from bertvision.encoders.table import ENCODERS
-from bertvision.errors import BertVisionError
+from bertvision.errors import BertVisionError, suggestion
 from bertvision.files import require_space, save_tensors
 from bertvision.sources import can_connect, unpack
 
@@ -227,12 +226,23 @@ def _readable(name: str) -> Iterator[None]:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         if Path(name).is_dir():
             raise BertVisionError(f"Cannot read the checkpoint in {name}: {reason}") from error
-        near = get_close_matches(name, ENCODERS, n=1)
-        meant = f"Did you mean {near[0]!r}? " if near else ""
-        raise BertVisionError(
-            f"Cannot load encoder {name!r}: there is no such directory, and the Hub did not return it. {meant}"
-            f"`bertvision encoders` lists names; `minilm` does not need the Hub. ({reason})"
-        ) from error
+        raise BertVisionError(_not_available(name, reason)) from error
+
+
+def _not_available(name: str, reason: str) -> str:
+    """Return the message for an encoder that is neither a directory nor to be had from the Hub."""
+    entry = ENCODERS.get(name)
+    others = "Encoders of the package registry, such as `minilm`, do not need the Hub; a directory works as well."
+    if entry is not None and (huggingface_hub.constants.HF_HUB_OFFLINE or _offline(entry.hub)):
+        return (
+            f"Encoder {name!r} ({entry.hub}) is not in the local cache, and the Hub cannot be reached to download it. "
+            f"{others} ({reason})"
+        )
+    hint = "" if entry is not None else suggestion(name, ENCODERS)
+    return (
+        f"Cannot load encoder {name!r}: there is no such directory, and the Hub did not return it.{hint} "
+        f"`bertvision encoders` lists names. {others} ({reason})"
+    )
 
 
 @contextmanager
