@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from test_import_rules import CORE, SOURCE, owner
+from test_import_rules import CORE, LIBRARY, SOURCE, owner
 
-MAX_CORE_LINES = 8000
-"""The goal is 7,000. This number is only ever lowered."""
+MAX_CORE_LINES = 7000
 MAX_LINES = 60
 MAX_PARAMETERS = 8
 OPTIONAL = {"cpu_optimizations"}
 """Packages that the plain path can be read without."""
+UNCHECKED = {"pipeline"}
+"""Packages of the library whose functions are not checked yet."""
 
 RETIRED = set(
     """Kept Stored Streamed Wanted Copies Joint Reader Last Select reads_first halved Trunk Trunks Predictor Prepared
@@ -34,30 +35,34 @@ def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
             yield node
 
 
-def core_files() -> list[Path]:
-    """Return the files of the core."""
-    names = {name for row in CORE for name in row} - OPTIONAL | {"__init__"}
+def files_of(rows: list[list[str]]) -> list[Path]:
+    """Return the files of the modules and packages in these rows."""
+    names = {name for row in rows for name in row} - OPTIONAL
     return [path for path in sorted(SOURCE.rglob("*.py")) if owner(path) in names]
 
 
+CORE_FILES = [*files_of(CORE), SOURCE / "__init__.py"]
+CHECKED_FILES = [*CORE_FILES, *(path for path in files_of(LIBRARY) if owner(path) not in UNCHECKED)]
+
+
 def test_core_is_small_enough_to_be_read():
-    assert sum(len(path.read_text().splitlines()) for path in core_files()) <= MAX_CORE_LINES
+    assert sum(len(path.read_text().splitlines()) for path in CORE_FILES) <= MAX_CORE_LINES
 
 
-def test_functions_of_the_core_are_short():
+def test_functions_of_core_and_library_are_short():
     long = [
         f"{path.relative_to(SOURCE)}:{node.lineno} {node.name}"
-        for path in core_files()
+        for path in CHECKED_FILES
         for node in functions(path)
         if node.end_lineno - node.lineno + 1 > MAX_LINES
     ]
     assert long == []
 
 
-def test_functions_of_the_core_have_few_parameters():
+def test_functions_of_core_and_library_have_few_parameters():
     wide = [
         f"{path.relative_to(SOURCE)}:{node.lineno} {node.name}"
-        for path in core_files()
+        for path in CHECKED_FILES
         for node in functions(path)
         if len([a for a in node.args.args + node.args.kwonlyargs if a.arg not in ("self", "cls")]) > MAX_PARAMETERS
     ]
