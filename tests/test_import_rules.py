@@ -17,11 +17,10 @@ CORE = [
     ["training", "ensembles", "runs"],
     ["shared_encoders", "model_card"],
     ["sharing", "onnx_model"],
-    ["trained_model"],
 ]
 """Modules and packages of the core, from the lowest row to the highest. A module imports from lower rows only."""
-LIBRARY = [["statistics"], ["pipeline"]]
-"""Training as a whole, above the core: the pipeline, and the estimators that use it."""
+LIBRARY = [["inputs"], ["trained_model"], ["statistics"], ["pipeline"]]
+"""The trained model and training as a whole, above the core: the pipeline, and the estimators that use it."""
 FLOORS = [*CORE, *LIBRARY, ["lab", "serving"], ["cli"], ["__init__", "__main__"]]
 LEVEL = {name: level for level, row in enumerate(FLOORS) for name in row}
 FENCES = {
