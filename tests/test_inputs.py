@@ -217,18 +217,18 @@ def test_columns_can_be_named():
         ({"text": "film"}, "got a dictionary. Wrap a single row in a list"),
         (np.zeros((3, 5)), r"got an array of shape \(3, 5\)"),
         (np.array("film"), r"got an array of shape \(\)"),
-        (["film", None], "Row 1: the text is missing .None."),
-        (["film", float("nan")], "Row 1: the text is missing .nan."),
-        (pandas.Series(["film", pandas.NA], dtype="string"), "Row 1: the text is missing .<NA>."),
-        (["film", " \n"], "Row 1: the text is empty"),
-        (["film", 3], "Row 1: the text holds 3 .int. where a text was expected"),
-        (pandas.Series([1.5, 2.5]), "Row 0: the text holds 1.5 .float."),
-        (["film", b"plot"], "Row 1: the text holds b'plot' .bytes.*decode"),
-        (["film", "\ud83d"], "Row 1: the text contains a lone surrogate"),
-        ([("a", "b"), ("a", "")], "Row 1: the text is empty"),
+        (["film", None], "Row 1: the item is missing .None."),
+        (["film", float("nan")], "Row 1: the item is missing .nan."),
+        (pandas.Series(["film", pandas.NA], dtype="string"), "Row 1: the item is missing .<NA>."),
+        (["film", " \n"], "Row 1: the item holds an empty text"),
+        (["film", 3], "Row 1: the item holds 3 .int. where a text was expected"),
+        (pandas.Series([1.5, 2.5]), "Row 0: the item holds 1.5 .float."),
+        (["film", b"plot"], "Row 1: the item holds b'plot' .bytes.*decode"),
+        (["film", "\ud83d"], "Row 1: the item contains a lone surrogate"),
+        ([("a", "b"), ("a", "")], "Row 1: the item holds an empty text"),
         ([("a", "b"), "c"], "Row 1: expected a pair of texts, as in row 0; got 'c'"),
         ([("a", "b", "c")], "Row 0: expected a text or a pair"),
-        (["a", ("b", "c")], "Row 1: the text holds .*tuple"),
+        (["a", ("b", "c")], "Row 1: the item holds .*tuple"),
         ([{"text": "a"}, "b"], "Row 1: expected a dictionary, as in other rows"),
         ([{"text": "a"}, {"label": 1}], "Row 1: column 'text' is missing"),
         (FRAME.assign(text=["a", None, "b"]), "Row 1: column 'text' is missing"),
@@ -269,7 +269,7 @@ def test_labels_groups_and_weights_that_are_refused(settings, message):
 def test_files_name_their_lines(tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text('text,label\n"a\nb",1\n ,0\n')
-    with pytest.raises(BertVisionError, match="rows.csv, line 4: column 'text' is empty"):
+    with pytest.raises(BertVisionError, match="rows.csv, line 4: column 'text' holds an empty text"):
         read_rows(path)
     path.write_text("text,label\na,1\nb,\n")
     with pytest.raises(BertVisionError, match="rows.csv, line 3: column 'label' is empty"):

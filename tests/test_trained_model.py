@@ -53,7 +53,7 @@ def test_invalid_items(answers):
     for wrong in (5, [None]):
         with pytest.raises(BertVisionError, match="Expected a list|instead of 2"):
             answers.predict(wrong)
-    with pytest.raises(BertVisionError, match="Item 0 is empty where a text was expected"):
+    with pytest.raises(BertVisionError, match="Item 0 holds an empty text"):
         answers.predict(("who", ""))
     with pytest.raises(BertVisionError, match="Item 1 holds 3 .int. where a text was expected"):
         answers.predict([("who", "bob"), ("who", 3)])
@@ -67,7 +67,7 @@ def test_invalid_items_do_not_stop_the_others(answers):
     results = answers.predict(items, errors="return")
     assert [results[1], results[4]] == answers.predict(good)
     assert [list(results[index]) for index in (0, 2, 3, 5, 6)] == [["error"]] * 5
-    assert "Item 2 is empty" in results[2]["error"] and "Item 5 lacks 'context'" in results[5]["error"]
+    assert "Item 2 holds an empty text" in results[2]["error"] and "Item 5 lacks 'context'" in results[5]["error"]
     assert list(answers.predict("who", errors="return")) == ["error"]
     assert [list(result) for result in answers.predict(["who"], errors="return")] == [["error"]]
 

@@ -152,35 +152,25 @@ def read_rows(
             - A list, tuple, array, Series or iterator of texts, of pairs of texts, or of dictionaries.
             - A tuple of two columns `(first_texts, second_texts)`. Any tuple of two sequences that are not strings is
               read this way; give pairs of texts in a list.
-            - A pandas or polars DataFrame, a `datasets.Dataset`, a pyarrow Table, or a dictionary of columns.
-            - The path of a CSV, TSV, JSONL, Parquet or SQuAD JSON file.
+            - A DataFrame, `datasets.Dataset` or dictionary of columns, or the path of a file.
         y: The labels, or the name of the column of the labels.
-        text: Column of the text, or of the first text of a pair. If not given, it is inferred from the column names;
-            if that is ambiguous, an error lists the columns. Only tables have columns.
+        text: Column of the text, or of the first text of a pair. If not given, it is inferred from the column names.
         text_pair: Column of the second text of a pair.
         label: Column of the labels, inferred like `text`. `ClassLabel` features become class names.
         groups: A group for each row, or the name of a column.
         sample_weight: A weight for each row, or the name of a column.
         labelled: True: labels are required. False: labels are not read. None: labels are read if there are any.
     """
-    if isinstance(y, str):
-        y, label = None, y
-    if y is not None and label is not None:
-        raise BertVisionError(f"Labels were given twice: as y and as column {label!r}. Give one of them.")
     columns = _as_table(data) or _from_items(_as_items(data))
-    if not columns.named and labelled is not False and (text or text_pair or label):
-        name = text or text_pair or label
+    if not columns.named and labelled is not False and (name := text or text_pair or label):
         raise BertVisionError(f"The data has no columns, so {name!r} cannot be looked up. Give a table, or no names.")
     taken = [name for name in (groups, sample_weight) if isinstance(name, str)]
-    if labelled is not False and y is None:
-        label = columns.label_column(label, taken, required=bool(labelled))
+    label = _label_column(columns, y, label, taken, labelled)
     text_names = columns.text_columns(text, text_pair, [*taken, *([label] if label else [])])
     texts = _check_texts(columns, text_names)
     labels, dtype = None, None
-    if labelled is not False and (y is not None or label):
+    if label or (y is not None and labelled is not False):
         labels, dtype = _read_labels(columns, y, label, texts)
-    elif labelled:
-        raise BertVisionError("Labels are missing. Give them as y, or as the column `label` of a table.")
     return Rows(
         texts=texts,
         labels=labels,
@@ -299,7 +289,7 @@ class _Columns:
         preferred = [name for name in matches if name == "label"] or matches
         if len(preferred) == 1:
             return self.check(preferred[0])
-        if required:
+        if required and self.named:
             raise BertVisionError(
                 f"Cannot tell which column holds the labels. Name it with label=...; the columns are: "
                 f"{', '.join(self.names)}."
@@ -489,7 +479,7 @@ def find_text_error(text: Any) -> str | None:
         hint = "; decode it first, e.g. with .decode()" if isinstance(text, bytes) else ""
         return f"holds {_shown(text)} where a text was expected{hint}"
     if not text.strip():
-        return "is empty where a text was expected"
+        return "holds an empty text"
     if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
         return "contains a lone surrogate, which is not valid Unicode"
     return None
@@ -501,10 +491,26 @@ def _check_texts(columns: _Columns, names: Sequence[str]) -> list[tuple[str, ...
         _check_length(len(column), len(texts[0]), f"the number of texts in {name!r} is")
         for row, text in enumerate(column):
             if why := find_text_error(text):
-                columns.refuse(row, f"{f'column {name!r}' if columns.named else 'the text'} {why}.")
+                columns.refuse(row, f"{f'column {name!r}' if columns.named else 'the item'} {why}.")
     if not texts[0]:
         raise BertVisionError(f"{columns.source or 'The data'} holds no rows.")
     return [tuple(map(str, row)) for row in zip(*texts, strict=True)]
+
+
+def _label_column(
+    columns: _Columns, y: Any, label: str | None, taken: Sequence[str], labelled: bool | None
+) -> str | None:
+    """Return the column of the labels, or None if they are not in a column."""
+    if labelled is False:
+        return None
+    if y is None or isinstance(y, str):
+        name = columns.label_column(label if y is None else y, taken, required=bool(labelled))
+        if name is None and labelled:
+            raise BertVisionError("Labels are missing. Give them as y, or as the column `label` of a table.")
+        return name
+    if label is not None:
+        raise BertVisionError(f"Labels were given twice: as y and as column {label!r}. Give one of them.")
+    return None
 
 
 def _read_labels(

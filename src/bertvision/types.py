@@ -5,7 +5,7 @@ Only a `Batch` is padded.
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -69,22 +69,6 @@ class HeadShape:
     bi_encoding: bool = False
     """Whether the layers of the bi-encoding are available, before those of the cross-encoding."""
 
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "HeadShape":
-        """Read `asdict(shape)`, also with the field names of runs that were written before version 0.2."""
-        if "layers" not in values:
-            return cls(**values)
-        pooler_output = values.get("pooled", False)
-        return cls(
-            num_layers=values["layers"] - pooler_output,  # `layers` counted the pooler output
-            max_tokens=values["tokens"],
-            hidden_size=values["width"],
-            num_outputs=values["outputs"],
-            per_token=values["per_token"],
-            pooler_output=pooler_output,
-            bi_encoding=values.get("apart", False),
-        )
-
     @property
     def view(self) -> StateView:
         """All hidden states that are available."""
@@ -120,6 +104,8 @@ class Features:
     """(N,) the position of the first token of each pair's second text. None if the rows are single texts."""
     windows: list[Any] | None = None
     """For tasks with spans: the part of the context that each row covers."""
+    weights: np.ndarray | None = None
+    """float32 (N,): the weight of each row in the training loss. None: all are 1."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -145,9 +131,16 @@ class Batch:
     text_ids: Tensor | None = None
     """uint8 (B, T): 0 for the tokens of a pair's first text and padding, 1 for those of its second text. None for
     single texts."""
+    weights: Tensor | None = None
+    """float32 (B,): the weight of each row in the loss. 2 counts as two such rows, 0 as none. None: all are 1."""
 
     def __post_init__(self) -> None:
         require_bool(self.attention_mask)
+
+    @property
+    def total_weight(self) -> float:
+        """The sum of the weights; the number of rows if there are none."""
+        return len(self.labels) if self.weights is None else float(self.weights.sum())
 
     def to(self, device: torch.device) -> "Batch":
         """Return the batch with all tensors on a device."""
@@ -162,6 +155,7 @@ class Batch:
             attention_mask=self.attention_mask.to(device, non_blocking=True),
             labels=self.labels.to(device, non_blocking=True),
             text_ids=None if self.text_ids is None else self.text_ids.to(device, non_blocking=True),
+            weights=None if self.weights is None else self.weights.to(device, non_blocking=True),
         )
 
     def rows_between(self, start: int, end: int) -> "Batch":
@@ -173,6 +167,7 @@ class Batch:
             attention_mask=self.attention_mask[part],
             labels=self.labels[part],
             text_ids=None if self.text_ids is None else self.text_ids[part],
+            weights=None if self.weights is None else self.weights[part],
         )
 
 

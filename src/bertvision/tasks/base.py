@@ -10,6 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from bertvision.errors import BertVisionError
+from bertvision.tasks.splitting import draw
 from bertvision.types import Features, Predictions
 
 
@@ -131,17 +132,23 @@ class Task(ABC):
         """Split off a fifth as the dev set, for data without one. The split is the same in every run."""
         return self.split_validation(examples, 0.2, 0)
 
-    @abstractmethod
     def sample(self, examples: Sequence[Example], count: int, seed: int) -> list[Example]:
         """Draw a stratified random sample of `count` examples, in the order of the data. 0 means all examples."""
+        if count < 0:
+            raise BertVisionError(f"Cannot draw {count} examples; give a count of 1 or more, or 0 for all.")
+        if count == 0 or count >= len(examples):
+            return list(examples)
+        strata = self.strata(examples)
+        least = int(count >= len(np.unique(strata)))
+        return [examples[row] for row in draw(strata, count, seed, least=least)]
 
     @abstractmethod
     def strata(self, examples: Sequence[Example]) -> np.ndarray:
         """Return the stratum of each example, for stratified sampling. (N,)"""
 
     @abstractmethod
-    def loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor) -> Tensor:
-        """Return the mean loss of a batch, a scalar."""
+    def loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Return the mean loss of a batch, a scalar: the weighted mean if the rows have weights (B,)."""
 
     def fit_decoding(
         self, predictions: Predictions, features: Features, examples: Sequence[Example]
@@ -193,6 +200,11 @@ class Task(ABC):
     @abstractmethod
     def from_dict(cls, description: Mapping[str, Any]) -> Self:
         """Rebuild a task from the result of `to_dict`."""
+
+
+def weighted_mean(losses: Tensor, weights: Tensor) -> Tensor:
+    """Return the mean of losses (B,) or (B, k), with the weights (B,) of their rows. The weights must not all be 0."""
+    return (losses.reshape(len(losses), -1).mean(dim=1) * weights).sum() / weights.sum()
 
 
 def rows_in_order(predictions: Predictions, features: Features) -> np.ndarray:

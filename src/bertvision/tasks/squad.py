@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from bertvision.errors import BertVisionError
-from bertvision.tasks.base import DataRequest, DataSource, DataSplits, Example, Task, check_answers
+from bertvision.tasks.base import DataRequest, DataSource, DataSplits, Example, Task, check_answers, weighted_mean
 from bertvision.tasks.calibration import calibration_error, fit_scale, sigmoid
 from bertvision.tasks.decoding import Answer, decode_spans, no_answer_margins
 from bertvision.tasks.kinds import register_task_kind
 from bertvision.tasks.metrics import accuracy, best_threshold, compare, f1
 from bertvision.tasks.reading import read_squad
-from bertvision.tasks.splitting import count_of, draw, draw_groups, split_at, strata_of
+from bertvision.tasks.splitting import count_of, draw_groups, split_at, strata_of
 from bertvision.tasks.user_files import UserFiles, arguments_from_dict
 from bertvision.tasks.windows import encode_windows
 from bertvision.types import Features, Predictions
@@ -88,14 +88,6 @@ class SquadTask(Task):
             )
         return split_at(examples, draw_groups(groups, count, seed))
 
-    def sample(self, examples: Sequence[Example], count: int, seed: int) -> list[Example]:
-        """Draw a random sample of `count` questions, stratified by answerability. 0 means all questions."""
-        if count < 0:
-            raise BertVisionError(f"Cannot draw {count} questions; give a count of 1 or more, or 0 for all.")
-        if count == 0 or count >= len(examples):
-            return list(examples)
-        return [examples[row] for row in draw(self.strata(examples), count, seed)]
-
     def strata(self, examples: Sequence[Example]) -> np.ndarray:
         """Number answerable and unanswerable questions. (N,)"""
         return strata_of([bool(example.label) for example in examples])
@@ -106,13 +98,14 @@ class SquadTask(Task):
         """Tokenize examples. Long contexts are split into overlapping windows."""
         return encode_windows(examples, tokenizer, max_tokens, self.answerable)
 
-    def loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor) -> Tensor:
+    def loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor, weights: Tensor | None = None) -> Tensor:
         """Return the cross-entropy, for spans averaged over starts and ends. logits (B, C) or (B, T, 2)"""
-        if self.answerable:
-            return torch.nn.functional.cross_entropy(logits.float(), labels)
-        logits = logits.float().masked_fill(~attention_mask[..., None], -torch.inf)
-        # Classes are the middle axis: cross-entropy over tokens, mean over the batch and both ends.
-        return torch.nn.functional.cross_entropy(logits, labels)
+        logits = logits.float()
+        if not self.answerable:
+            logits = logits.masked_fill(~attention_mask[..., None], -torch.inf)
+        # For spans, classes are the middle axis: cross-entropy over tokens, mean over the batch and both ends.
+        loss = torch.nn.functional.cross_entropy(logits, labels, reduction="mean" if weights is None else "none")
+        return loss if weights is None else weighted_mean(loss, weights)
 
     def fit_decoding(
         self, predictions: Predictions, features: Features, examples: Sequence[Example]

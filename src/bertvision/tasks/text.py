@@ -13,8 +13,7 @@ import torch
 from scipy.special import softmax
 from torch import Tensor
 
-from bertvision.errors import BertVisionError
-from bertvision.tasks.base import DataSource, Example, Task, check_answers, rows_in_order
+from bertvision.tasks.base import DataSource, Example, Task, check_answers, rows_in_order, weighted_mean
 from bertvision.tasks.encoding import encode_texts
 from bertvision.tasks.kinds import register_task_kind
 from bertvision.tasks.metrics import METRICS
@@ -141,27 +140,20 @@ class TextTask(Task):
         """Split off a fifth as the dev set. Classes with two or more examples occur on both sides."""
         return split_at(examples, draw(self.strata(examples), count_of(0.2, len(examples)), 0, least=1, leave=1))
 
-    def sample(self, examples: Sequence[Example], count: int, seed: int) -> list[Example]:
-        """Draw a stratified random sample of `count` examples, in the order of the data. 0 means all examples."""
-        if count < 0:
-            raise BertVisionError(f"Cannot draw {count} examples; give a count of 1 or more, or 0 for all.")
-        if count == 0 or count >= len(examples):
-            return list(examples)
-        strata = self.strata(examples)
-        least = int(count >= len(np.unique(strata)))
-        return [examples[row] for row in draw(strata, count, seed, least=least)]
-
     # Encoding, decoding and scoring
 
     def encode(self, examples: Sequence[Example], tokenizer: Any, max_tokens: int) -> Features:
         """Tokenize examples. The longer text of a pair is truncated first."""
         return encode_texts(examples, tokenizer, max_tokens, np.int64 if self.classes else np.float32)
 
-    def loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor) -> Tensor:
+    def loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor, weights: Tensor | None = None) -> Tensor:
         """Return the cross-entropy, or for regression the mean squared error. logits (B, C), labels (B,)"""
+        reduction = "mean" if weights is None else "none"
         if self.classes:
-            return torch.nn.functional.cross_entropy(logits.float(), labels)
-        return torch.nn.functional.mse_loss(logits.float().squeeze(-1), labels.float())
+            loss = torch.nn.functional.cross_entropy(logits.float(), labels, reduction=reduction)
+        else:
+            loss = torch.nn.functional.mse_loss(logits.float().squeeze(-1), labels.float(), reduction=reduction)
+        return loss if weights is None else weighted_mean(loss, weights)
 
     def decode(self, predictions: Predictions, features: Features, settings: Mapping[str, float]) -> dict[str, Any]:
         """Return a class index or a score per example."""
