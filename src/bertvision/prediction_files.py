@@ -311,16 +311,22 @@ def _predict_items(
 ) -> list[tuple[dict[str, Any] | None, str]]:
     """Return the answer to each item, or the reason why there is none.
 
-    An item that cannot be encoded is found by bisection. Items are encoded before anything is computed, so that the
-    forward passes of the other items are not repeated.
+    A question that cannot be tokenized is found by bisection. Items are tokenized before anything is computed, so that
+    the forward passes of the other items are not repeated.
     """
     try:
-        return [(answer, "") for answer in model.predict(list(items), nbest=nbest, bert=bert)]
+        answers = model.predict(list(items), nbest=nbest, bert=bert, errors="return")
     except BertVisionError as error:
         if len(items) == 1:
-            return [(None, re.sub(r"^Item 0 ", "the row ", str(error)).rstrip("."))]
+            return [(None, _row_error(str(error)))]
+    else:
+        return [(None, _row_error(answer["error"])) if "error" in answer else (answer, "") for answer in answers]
     half = len(items) // 2
     return _predict_items(model, items[:half], nbest, bert) + _predict_items(model, items[half:], nbest, bert)
+
+
+def _row_error(message: str) -> str:
+    return re.sub(r"^Item \d+ ", "the row ", message).rstrip(".")
 
 
 # Writing
