@@ -87,7 +87,8 @@ def evaluation(task: Task, outcomes: np.ndarray, calibration: Mapping[str, float
     }
     for name in AVERAGES:
         average: Any = precision_recall_fscore_support(labels, predicted, average=name.removesuffix(" avg"), **options)
-        report[name] = _class_scores(*average[:3], len(labels))
+        precision, recall, f1, _ = average
+        report[name] = _class_scores(precision, recall, f1, len(labels))
     confusion = confusion_matrix(labels, predicted, labels=numbers).tolist()
     return Evaluation(scores=scores, rows=len(outcomes), classes=report, confusion=confusion)
 

@@ -199,10 +199,10 @@ def test_unknown_names_and_architectures_are_refused(tmp_path):
 
 
 def test_a_known_encoder_without_the_hub(monkeypatch, tmp_path):
-    from bertvision.encoders.table import ENCODERS, EncoderEntry
+    from bertvision.encoders.table import EncoderEntry
 
     entry = EncoderEntry(hub="nobody/nothing", layers=13, width=768, parameters=110_000_000)
-    monkeypatch.setitem(ENCODERS, "absent", entry)
+    monkeypatch.setitem(ENCODERS._entries, "absent", entry)
     with pytest.raises(BertVisionError, match="'absent' .nobody/nothing. is not in the local cache") as caught:
         load_encoder("absent")
     assert "Did you mean" not in str(caught.value) and "`minilm`" in str(caught.value)

@@ -213,7 +213,7 @@ def _not_available(name: str, reason: str) -> str:
     """Return the message for an encoder that is neither a directory nor to be had from the Hub."""
     entry = ENCODERS.get(name)
     others = "Encoders of the package registry, such as `minilm`, do not need the Hub; a directory works as well."
-    if entry is not None and (huggingface_hub.constants.HF_HUB_OFFLINE or _offline(entry.hub)):
+    if entry is not None and entry.hub and (huggingface_hub.constants.HF_HUB_OFFLINE or _offline(entry.hub)):
         return (
             f"Encoder {name!r} ({entry.hub}) is not in the local cache, and the Hub cannot be reached to download it. "
             f"{others} ({reason})"
