@@ -5,6 +5,7 @@ import pytest
 from rich.console import Console
 
 from bertvision import progress
+from bertvision.threads import thread_pool
 
 
 def test_silent_when_not_a_terminal(capsys):
@@ -22,6 +23,26 @@ def test_rate_and_time_left_on_a_terminal(capsys, monkeypatch):
             inner(0)
     out, err = capsys.readouterr()
     assert out == "" and "work" in err and "/30" in err and "left" in err
+
+
+def test_hidden_bars(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(progress, "PATIENCE", -1.0)
+
+    def work(label):
+        with progress.bar(label, total=3) as advance:
+            advance(1)
+            advance(2)
+
+    with progress.hidden():
+        work("silent")
+        with thread_pool(1) as pool:
+            pool.submit(work, "silent in a thread").result()
+        with progress.hidden(False):
+            work("shown")
+    work("shown again")
+    err = capsys.readouterr().err
+    assert "silent" not in err and "shown" in err and "shown again" in err
 
 
 @pytest.mark.parametrize(("jupyter", "ipywidgets"), [(True, True), (True, False), (False, True)])
