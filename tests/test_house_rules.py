@@ -1,6 +1,7 @@
 """The rules of the code base that a reader relies on: small functions, a small core, one vocabulary."""
 
 import ast
+import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,25 @@ RETIRED = set(
     test_layers runtime probing prepared""".split()
 )
 """Words of the first version that must not come back as the name of a class, function, module, file or option."""
+
+RETIRED_IN_PROSE = {word for word in RETIRED if "_" in word} | {
+    "backbone",
+    "backbones",
+    "activations",
+    "clerks",
+    "SPEAKS",
+}
+"""Retired words that are not ordinary English, or that have another name here. No document has them even in prose."""
+
+ROOT = SOURCE.parents[1]
+HISTORY = {ROOT / "CHANGELOG.md", ROOT / "docs" / "lab-log.md"}
+DOCUMENTS = [
+    path
+    for path in sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
+    if path not in HISTORY and path.parent.name != "decisions"
+]
+ON_DISK = {("store-format.md", "backbone")}
+"""Keys of file formats, which stay as they are."""
 
 
 def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
@@ -95,3 +115,20 @@ def test_init_files_only_export():
         if path.parent != SOURCE:  # the package itself loads its names lazily
             defined = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)]
             assert not defined, path
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_documents_have_no_retired_words(path):
+    text = path.read_text()
+    code = " ".join(re.findall(r"```.*?```|`[^`\n]+`", text, flags=re.DOTALL))
+    words = set(re.findall(r"\w+", code)) & RETIRED | set(re.findall(r"\w+", text)) & RETIRED_IN_PROSE
+    assert {word for word in words if (path.name, word) not in ON_DISK} == set()
+
+
+def test_files_that_the_architecture_names_exist():
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    names = set(re.findall(r"`([\w./-]+(?:\.py|\.md|/))`", text))
+    folders = (ROOT / name for name in ("src", "tests", "docs", ".ci", "examples"))
+    files = [str(path.relative_to(ROOT)) for folder in folders for path in folder.rglob("*.*")]
+    missing = [name for name in names if not any(f"/{name}" in f"/{file}" for file in files)]
+    assert names and missing == []
