@@ -17,7 +17,7 @@ _chosen: ContextVar[torch.device | None] = ContextVar("device", default=None)
 
 def device() -> torch.device:
     """Return the device that `use_device` selects here, or else the default device of this process."""
-    return _chosen.get() or distributed.accelerator().device
+    return _chosen.get() or distributed.process_group().device
 
 
 @contextmanager
@@ -39,7 +39,7 @@ def use_device(name: str | torch.device) -> Iterator[torch.device]:
 
 def find_device(name: str | torch.device) -> torch.device:
     """Return the device of this name. Raise an error if this machine does not have it."""
-    default, available = distributed.accelerator().device, _available_devices()
+    default, available = distributed.process_group().device, _available_devices()
     try:
         wanted = default if name == "auto" else torch.device(name)
     except (RuntimeError, TypeError):

@@ -87,4 +87,5 @@ def bar(label: str, total: int, done: int = 0) -> Iterator[Callable[[int], None]
     try:
         yield advance
     finally:
+        console.quiet = console.is_jupyter  # or rich leaves an empty output in the notebook
         progress.stop()
