@@ -73,6 +73,10 @@ class Store:
         self._checked = np.zeros(self.rows, dtype=bool)
         self._lock = threading.Lock()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let worker processes open the store themselves."""
+        return Store, (self.path, self.view.num_layers)
+
     def _error(self, what: str) -> BertVisionError:
         return BertVisionError(
             f"The store at {self.path} cannot be used: {what}. Remove it (`bertvision store remove`) and extract again."
