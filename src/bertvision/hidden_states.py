@@ -99,10 +99,11 @@ class HiddenStates(Dataset[dict[str, Any]]):
     def __getitems__(self, rows: Sequence[int]) -> list[dict[str, Any]]:
         """Return several items at once, which `DataLoader` calls."""
         batch = self.source.load(np.asarray(rows))
-        lengths = batch.attention_mask.sum(dim=1).tolist()
+        hidden, lengths = batch.inputs, batch.attention_mask.sum(dim=1).tolist()
+        assert isinstance(hidden, Tensor)
         return [
             {"row": row, "hidden_states": states[:, 0] if self.pooling else states[:, :length]}
-            for row, states, length in zip(rows, batch.inputs, lengths, strict=True)
+            for row, states, length in zip(rows, hidden, lengths, strict=True)
         ]
 
     def collate(self, items: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
@@ -123,7 +124,8 @@ class HiddenStates(Dataset[dict[str, Any]]):
 
         With `padded`, states of all tokens are returned as an array (N, L, T, W) and a boolean mask (N, T).
         """
-        items = self.__getitems__(range(len(self))) if self.pooling or padded else list(self)
+        parts = np.array_split(np.arange(len(self)), -(-len(self) // BATCH_ROWS))
+        items = [item for rows in parts for item in self.__getitems__(rows.tolist())]
         if padded and not self.pooling:
             batch = self.collate(items)
             return batch["hidden_states"].numpy(), batch["attention_mask"].numpy()
@@ -374,7 +376,7 @@ def fit_head(
     )
     kind = "text" if states.row_table.second_text_starts is None else "pair"
     count = count_of(validation_fraction, len(labels)) if validation_fraction else 0
-    held_out = draw(labels if encoder else quantile_bins(labels), count, random_state, leave=1)
+    held_out = draw(labels if encoder else quantile_bins(labels.tolist()), count, random_state, leave=1)
     training = np.setdiff1d(np.arange(len(labels)), held_out)
     plan = BatchPlan(states.row_table.lengths, BATCH_ROWS, seed=random_state, chosen=training)
 

@@ -92,7 +92,7 @@ class Encoder(nn.Module):
         model = deepcopy(model) if copy else model
         self._peft_model = [model] if hasattr(model, "peft_config") else []  # in a list, so that it is no submodule
         with_head = without_peft(model)
-        self.model = model_body(with_head).float().eval()
+        self.model = model_body(with_head).float()
         self.tokenizer = tokenizer
         self.precision = devices.resolve_precision(precision)
         self.name = name or self.model.config.name_or_path or type(self.model).__name__
@@ -105,6 +105,7 @@ class Encoder(nn.Module):
         if cpu_optimizations.enabled():
             replace_dropout(self.model)
             replace_attention(self.model)
+        self.eval()
 
     @classmethod
     def from_pretrained(
