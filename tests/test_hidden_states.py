@@ -1,5 +1,6 @@
 """Hidden states as data: `extract`, conversions, data loaders and `fit_head`."""
 
+import pickle
 import random
 
 import numpy as np
@@ -118,10 +119,8 @@ def test_data_loaders_iterate(encoder, tmp_path, workers, where):
     expected = extract(encoder, TEXTS).to_numpy()
     states = extract(encoder, TEXTS, output=None if where == "memory" else tmp_path / "store")
     states = states if where == "memory" else HiddenStates.from_store(Store(tmp_path / "store"))
-    context = "forkserver" if workers else None  # as in Python 3.14: the states are pickled
-    loader = DataLoader(
-        states, batch_size=3, collate_fn=states.collate, num_workers=workers, multiprocessing_context=context
-    )
+    states = pickle.loads(pickle.dumps(states))  # as for workers that are not forked
+    loader = DataLoader(states, batch_size=3, collate_fn=states.collate, num_workers=workers)
     rows = []
     for batch in loader:
         rows += batch["row"].tolist()

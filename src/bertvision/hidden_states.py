@@ -2,9 +2,10 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -188,16 +189,17 @@ def extract(
         lookup(POOLINGS, pooling, "pooling")
     rows = read_rows(texts, labelled=False)
     examples = [Example(id=str(row), texts=row_texts, label=None) for row, row_texts in enumerate(rows.texts)]
-    max_tokens = min(max_tokens or encoder.max_tokens, encoder.max_tokens)
+    max_tokens = min(max_tokens or encoder.info.max_tokens, encoder.info.max_tokens)
     features = encode_texts(examples, encoder.tokenizer, max_tokens, np.int64)
-    budget = _batch_tokens(encoder.device)
-    tokens = TokenBatches(features, batch_size, encoder.pad_ids, budget=budget)
+    device = next(encoder.parameters()).device
+    budget = _batch_tokens(device)
+    tokens = TokenBatches(features, batch_size, encoder.info.pad_ids, budget=budget)
     view = StateView(
         cross_layers=_layer_numbers(layers, encoder.num_layers),
         first_token_only=pooling == "cls",
         num_layers=encoder.num_layers,
     )
-    source = computed = ComputedStates(encoder, tokens, view, device=encoder.device)
+    source = computed = ComputedStates(encoder, tokens, view, device=device)
     if pooling in ("mean", "max"):
         source = _PooledStates(computed, pooling)
     row_table = RowTable(
@@ -305,7 +307,8 @@ class FittedHead:
 
     def predict_proba(self, states: HiddenStates) -> np.ndarray:
         """Return the probability of each class. (N, C)"""
-        return softmax(self.decision_function(states), axis=1) if len(self.classes_) else np.empty((len(states), 0))
+        _ = self.classes_  # an error for regression
+        return softmax(self.decision_function(states), axis=1)
 
     def score(self, states: HiddenStates, y: Any) -> float:
         """Return the accuracy, or for regression the coefficient of determination R^2."""
@@ -379,30 +382,36 @@ def fit_head(
     held_out = draw(labels if encoder else quantile_bins(labels.tolist()), count, random_state, leave=1)
     training = np.setdiff1d(np.arange(len(labels)), held_out)
     plan = BatchPlan(states.row_table.lengths, BATCH_ROWS, seed=random_state, chosen=training)
-
-    def loss(logits: Tensor, targets: Tensor, attention_mask: Tensor) -> Tensor:
-        return functional.cross_entropy(logits, targets) if encoder else functional.mse_loss(logits[:, 0], targets)
-
-    def validate(models: dict[str, nn.Module]) -> dict[str, tuple[float, float]]:
-        logits = torch.from_numpy(_logits(models["head"], states, held_out)[held_out])
-        targets = torch.from_numpy(labels[held_out])
-        negated_loss = -float(loss(logits, targets, torch.empty(0)))
-        return {"head": (float((logits.argmax(1) == targets).float().mean()) if encoder else 0.0, negated_loss)}
-
+    validate = partial(_validation_scores, states, labels, held_out) if count else None
+    options = FitOptions(seed=random_state, validate=validate, callbacks=callbacks, label="fit head")
+    rate = learning_rate or DEFAULT_LEARNING_RATES[kind]
+    settings = TrainingConfig(learning_rate=rate, epochs=epochs, batch_size=BATCH_ROWS)
     config = _parse_head(head, kind)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(random_state)
         module = _build_module(config or head, shape)
-        rate = learning_rate or DEFAULT_LEARNING_RATES[kind]
-        options = FitOptions(
-            seed=random_state, validate=validate if count else None, callbacks=callbacks, label="fit head"
-        )
-        settings = TrainingConfig(learning_rate=rate, epochs=epochs, batch_size=BATCH_ROWS)
         batches = _LabelledStates(states, plan, labels)
-        train_state = fit({"head": module}, batches, loss, {"head": settings}, options)["head"]
+        train_state = fit({"head": module}, batches, _loss, {"head": settings}, options)["head"]
     if train_state.failed:
         raise BertVisionError(f"Training the head failed: {train_state.failed}.")
     return FittedHead(module=module, shape=shape, config=config, label_encoder=encoder)
+
+
+def _loss(logits: Tensor, labels: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+    """Return the cross-entropy for class indices, and the mean squared error for scores."""
+    if labels.is_floating_point():
+        return functional.mse_loss(logits[:, 0], labels)
+    return functional.cross_entropy(logits, labels)
+
+
+def _validation_scores(
+    states: HiddenStates, labels: np.ndarray, held_out: np.ndarray, models: Mapping[str, nn.Module]
+) -> dict[str, tuple[float, float]]:
+    """Return the accuracy (0 for regression) and the negated loss of the head on the rows that are held out."""
+    logits = torch.from_numpy(_logits(models["head"], states, held_out)[held_out])
+    expected = torch.from_numpy(labels[held_out])
+    accuracy = 0.0 if expected.is_floating_point() else float((logits.argmax(dim=1) == expected).float().mean())
+    return {"head": (accuracy, -float(_loss(logits, expected)))}
 
 
 def _parse_head(head: Any, kind: str) -> HeadConfig | None:
