@@ -48,7 +48,6 @@ def plans(draw, lengths) -> BatchPlan:
     size = draw(st.integers(1, 9))
     kinds = {
         "shuffled": {"seed": draw(st.integers(0, 3))},
-        "blocks": {"seed": draw(st.integers(0, 3)), "block": draw(st.integers(1, 12))},
         "by length": {},
         "by length, bounded": {"budget": draw(st.integers(1, 2000))},
     }
