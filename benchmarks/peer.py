@@ -263,7 +263,7 @@ class Whole(nn.Module):
 
 def bertvision(data: ExperimentData, cell: dict, meter: Meter) -> Outcome:
     """Fine-tune for a fraction, read all layers once, train the default head and its control."""
-    config = data.head_configs[-1]
+    config = data.config.heads[-1]
     configs = {str(each): each for each in (config, config.last_layer_only())}
     spec, control = configs
     with tempfile.TemporaryDirectory() as root:
@@ -273,7 +273,7 @@ def bertvision(data: ExperimentData, cell: dict, meter: Meter) -> Outcome:
         view = required_view([config], shape)
         new = {name: new_head(data, each, shape, view) for name, each in configs.items()}
         with meter.stage("states"):
-            shuffled, dtype = data.shuffled(data.heads), heads.training_dtype(new.values())
+            shuffled, dtype = data.shuffled(data.config.head_training), heads.training_dtype(new.values())
             batches = {
                 "validation": states(data, checkpoint, "validation", view, data.ordered(data.validation), print),
                 "train": states(data, checkpoint, "train", view, shuffled, print, dtype),
@@ -286,7 +286,7 @@ def bertvision(data: ExperimentData, cell: dict, meter: Meter) -> Outcome:
                 found = data.predict(models, batches["validation"], data.validation, "validate")
                 return {"model": validation_score(data, data.validation, found["model"])}
 
-            configs = {"model": data.heads}
+            configs = {"model": data.config.head_training}
             return fit(
                 models, batches["train"], data.task.loss, configs, FitOptions(seed=cell["seed"], validate=validate)
             )["model"]
@@ -296,7 +296,9 @@ def bertvision(data: ExperimentData, cell: dict, meter: Meter) -> Outcome:
         with meter.stage("control"):
             only = learn(control)
         batches["dev"] = states(data, checkpoint, "dev", view, data.ordered(data.dev), print)
-        bert = heads.LayerSelect(checkpoint.last, StateView(cross_layers=(checkpoint.encoder.num_layers - 1,)), view)
+        bert = heads.LayerSelect(
+            checkpoint.bert_head, StateView(cross_layers=(checkpoint.encoder.num_layers - 1,)), view
+        )
         models = {"model": train_state.model, "control": only.model, "bert": bert}
         found = {name: data.predict(models, batches[name], getattr(data, name), name) for name in ("validation", "dev")}
     for each in found.values():
@@ -350,7 +352,7 @@ def run(cell: dict, cells: Cells, key: str, data_dir: str, rows: int, dev_rows: 
     """Run the cell and keep what it found among the finished ones, under a key."""
     meter = Meter()
     with meter.stage("tokenize"):
-        data = pipeline.load_data(settings(cell, data_dir, rows, dev_rows))
+        data = pipeline.prepare(settings(cell, data_dir, rows, dev_rows))
     outcome = METHODS[cell["method"]](data, cell, meter)
     task, split = data.task, data.dev
     validation = outcome.predict("validation")
