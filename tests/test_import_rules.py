@@ -10,18 +10,22 @@ CORE = [
     ["errors"],
     ["files", "progress", "distributed", "memory"],
     ["types", "sources", "devices", "registries"],
-    ["threads", "tasks", "records"],
+    ["threads", "tasks"],
     ["cpu_optimizations"],
     ["heads", "encoders"],
-    ["states", "legacy"],
-    ["training", "ensembles", "runs"],
+    ["states"],
+    ["training"],
+]
+"""Modules and packages of the core, from the lowest row to the highest. A module imports from lower rows only."""
+LIBRARY = [
+    ["statistics", "ensembles", "records", "legacy"],
+    ["runs"],
     ["shared_encoders", "model_card"],
     ["sharing", "onnx_model"],
     ["trained_model"],
+    ["pipeline"],
 ]
-"""Modules and packages of the core, from the lowest row to the highest. A module imports from lower rows only."""
-LIBRARY = [["statistics"], ["pipeline"]]
-"""Training as a whole, above the core: the pipeline, and the estimators that use it."""
+"""Runs, trained models, and training as a whole: what uses the core and is meant for users."""
 FLOORS = [*CORE, *LIBRARY, ["lab", "serving"], ["cli"], ["__init__", "__main__"]]
 LEVEL = {name: level for level, row in enumerate(FLOORS) for name in row}
 FENCES = {

@@ -1,6 +1,7 @@
 """Files and settings of the previous version (run format 1) are still read."""
 
 import json
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -62,7 +63,7 @@ def old_run(tmp_path):
     (tmp_path / "experiment.json").write_text(json.dumps(OLD_RECORD))
     (tmp_path / "metrics.json").write_text(json.dumps(OLD_METRICS))
     renamed = {new: old for old, new in WEIGHTS.items() if old != "gathers"}
-    tensors = build_head(HeadConfig.parse(NEW_HEAD), HeadShape.from_dict(SHAPE)).state_dict()
+    tensors = build_head(HeadConfig.parse(NEW_HEAD), HeadShape(**legacy.upgrade_shape(SHAPE))).state_dict()
     old = {".".join(renamed.get(part, part) for part in key.split(".")): value for key, value in tensors.items()}
     assert "head.copies.0.adapt.weight" in old
     save_tensors(tmp_path / "head.safetensors", old)
@@ -75,7 +76,7 @@ def test_a_run_of_format_1_is_read(old_run):
     assert run.name == NEW_HEAD and run.kind == "evaluated" and run.record.task == TASK
     assert run.record.encoder == "minilm" and run.record.encoder_hash == "0123"
     assert run.encoder_directory == old_run / "../backbone"
-    assert run.record.head_shape == HeadShape.from_dict(SHAPE)
+    assert run.record.head_shape == HeadShape(**legacy.upgrade_shape(SHAPE))
     metrics = run.metrics
     assert metrics.scores == {"accuracy": 81.0} and run.primary_score == 81.0 and run.validation_score == (80.0, -0.4)
     assert metrics.decoding == {"threshold": 0.5} and metrics.trained_at == 0.0 and metrics.states_seconds == 0.75
@@ -83,7 +84,7 @@ def test_a_run_of_format_1_is_read(old_run):
 
 
 def test_the_weights_of_format_1_fit_the_head(old_run):
-    head = build_head(HeadConfig.parse(NEW_HEAD), HeadShape.from_dict(SHAPE))
+    head = build_head(HeadConfig.parse(NEW_HEAD), HeadShape(**legacy.upgrade_shape(SHAPE)))
     load_head_weights(head, open_run(old_run).weights())
 
 
@@ -111,7 +112,7 @@ def test_the_names_of_ensembles_are_upgraded():
 def test_records_survive_a_round_trip():
     record = RunRecord(
         name="BERT", kind="bert", task=TASK, max_tokens=16, source="", settings={}, fraction=0.0,
-        shape=HeadShape.from_dict(SHAPE), members=("../a",),
+        shape=HeadShape(**legacy.upgrade_shape(SHAPE)), members=("../a",),
     )  # fmt: skip
     assert RunRecord.from_dict(json.loads(json.dumps(record.to_dict()))) == record
     metrics = Metrics(
@@ -119,3 +120,11 @@ def test_records_survive_a_round_trip():
         decoding={}, parameters=0, seconds=TrainingSeconds(finetune=0.0, head=0.0), trained_at=0.0,
     )  # fmt: skip
     assert Metrics.from_dict(json.loads(json.dumps(metrics.to_dict()))) == metrics
+
+
+def test_shapes_of_format_1_are_upgraded():
+    shape = HeadShape(num_layers=13, max_tokens=64, hidden_size=8, num_outputs=2, per_token=False, pooler_output=True)
+    assert legacy.upgrade_shape(asdict(shape)) == asdict(shape) and shape.num_channels == 14
+    old = {"layers": 14, "tokens": 64, "width": 8, "outputs": 2, "per_token": False, "pooled": True}
+    assert HeadShape(**legacy.upgrade_shape(old)) == shape
+    assert HeadShape(**legacy.upgrade_shape(old | {"pooled": False, "apart": True})).num_channels == 28

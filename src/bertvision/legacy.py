@@ -1,7 +1,6 @@
 """Reads what earlier versions wrote: run directories of format 1, and settings under their former names.
 
-Files are never rewritten; they are upgraded when they are read. Old options of heads are in heads/legacy.py, old field
-names of shapes in types.py.
+Files are never rewritten; they are upgraded when they are read. Former options of heads are in heads/legacy.py.
 """
 
 import logging
@@ -60,6 +59,8 @@ def upgrade_record(values: Mapping[str, Any]) -> dict[str, Any]:
         record["name"] = " + ".join(map(upgrade_head, members.split(" + "))) + f" ({how}"
     else:
         record["name"] = upgrade_head(record["name"])
+    if record.get("shape") is not None:
+        record["shape"] = upgrade_shape(record["shape"])
     record["settings"] = upgrade_settings(record.get("settings", {}))
     for key in ("heads", "auxiliary_head"):
         if specs := record["settings"].get(key):
@@ -77,6 +78,22 @@ def upgrade_metrics(values: Mapping[str, Any]) -> dict[str, Any]:
     if "seconds_apart" in metrics:
         metrics["states_seconds"] = metrics.pop("seconds_apart").get("states")
     return metrics
+
+
+def upgrade_shape(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a `HeadShape` that was written before version 0.2."""
+    if "layers" not in values:
+        return dict(values)
+    pooler_output = values.get("pooled", False)
+    return {
+        "num_layers": values["layers"] - pooler_output,  # `layers` counted the pooler output
+        "max_tokens": values["tokens"],
+        "hidden_size": values["width"],
+        "num_outputs": values["outputs"],
+        "per_token": values["per_token"],
+        "pooler_output": pooler_output,
+        "bi_encoding": values.get("apart", False),
+    }
 
 
 def upgrade_head(spec: str) -> str:

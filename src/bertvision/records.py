@@ -150,7 +150,7 @@ class RunRecord:
         """Build the record from what `to_dict` returned."""
         values = dict(values) | {"members": tuple(values.get("members", ()))}
         if values.get("shape") is not None:
-            values["shape"] = HeadShape.from_dict(values["shape"])
+            values["shape"] = _build(HeadShape, values["shape"], where)
         if values.get("export") is not None:
             values["export"] = _build(ExportRecord, values["export"], where)
         return _build(cls, values, where)

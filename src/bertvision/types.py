@@ -5,7 +5,7 @@ Only a `Batch` is padded.
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -68,22 +68,6 @@ class HeadShape:
     """Whether BERT's pooler output is available as one more channel after the layers."""
     bi_encoding: bool = False
     """Whether the layers of the bi-encoding are available, before those of the cross-encoding."""
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "HeadShape":
-        """Read `asdict(shape)`, also with the field names of runs that were written before version 0.2."""
-        if "layers" not in values:
-            return cls(**values)
-        pooler_output = values.get("pooled", False)
-        return cls(
-            num_layers=values["layers"] - pooler_output,  # `layers` counted the pooler output
-            max_tokens=values["tokens"],
-            hidden_size=values["width"],
-            num_outputs=values["outputs"],
-            per_token=values["per_token"],
-            pooler_output=pooler_output,
-            bi_encoding=values.get("apart", False),
-        )
 
     @property
     def view(self) -> StateView:

@@ -2,7 +2,7 @@
 
 import json
 import pickle
-from dataclasses import FrozenInstanceError, asdict, replace
+from dataclasses import FrozenInstanceError, replace
 
 import pytest
 import torch
@@ -364,11 +364,3 @@ def test_every_so_many_layers_down_from_the_last(text, layers, chosen):
     assert select_layers(text, layers) == chosen
     with pytest.raises(BertVisionError, match="not understood"):
         select_layers("every0", layers)
-
-
-def test_shapes_of_older_runs_are_read():
-    shape = HeadShape(num_layers=13, max_tokens=64, hidden_size=8, num_outputs=2, per_token=False, pooler_output=True)
-    assert HeadShape.from_dict(asdict(shape)) == shape and shape.num_channels == 14
-    old = {"layers": 14, "tokens": 64, "width": 8, "outputs": 2, "per_token": False, "pooled": True}
-    assert HeadShape.from_dict(old) == shape
-    assert HeadShape.from_dict(old | {"pooled": False, "apart": True}).num_channels == 28

@@ -10,6 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from bertvision.errors import BertVisionError
+from bertvision.tasks.splitting import draw
 from bertvision.types import Features, Predictions
 
 
@@ -131,9 +132,15 @@ class Task(ABC):
         """Split off a fifth as the dev set, for data without one. The split is the same in every run."""
         return self.split_validation(examples, 0.2, 0)
 
-    @abstractmethod
     def sample(self, examples: Sequence[Example], count: int, seed: int) -> list[Example]:
         """Draw a stratified random sample of `count` examples, in the order of the data. 0 means all examples."""
+        if count < 0:
+            raise BertVisionError(f"Cannot draw {count} examples; give a count of 1 or more, or 0 for all.")
+        if count == 0 or count >= len(examples):
+            return list(examples)
+        strata = self.strata(examples)
+        least = int(count >= len(np.unique(strata)))
+        return [examples[row] for row in draw(strata, count, seed, least=least)]
 
     @abstractmethod
     def strata(self, examples: Sequence[Example]) -> np.ndarray:

@@ -17,7 +17,7 @@ from bertvision.tasks.decoding import Answer, decode_spans, no_answer_margins
 from bertvision.tasks.kinds import register_task_kind
 from bertvision.tasks.metrics import accuracy, best_threshold, compare, f1
 from bertvision.tasks.reading import read_squad
-from bertvision.tasks.splitting import count_of, draw, draw_groups, split_at, strata_of
+from bertvision.tasks.splitting import count_of, draw_groups, split_at, strata_of
 from bertvision.tasks.user_files import UserFiles, arguments_from_dict
 from bertvision.tasks.windows import encode_windows
 from bertvision.types import Features, Predictions
@@ -87,14 +87,6 @@ class SquadTask(Task):
                 "Give a validation file."
             )
         return split_at(examples, draw_groups(groups, count, seed))
-
-    def sample(self, examples: Sequence[Example], count: int, seed: int) -> list[Example]:
-        """Draw a random sample of `count` questions, stratified by answerability. 0 means all questions."""
-        if count < 0:
-            raise BertVisionError(f"Cannot draw {count} questions; give a count of 1 or more, or 0 for all.")
-        if count == 0 or count >= len(examples):
-            return list(examples)
-        return [examples[row] for row in draw(self.strata(examples), count, seed)]
 
     def strata(self, examples: Sequence[Example]) -> np.ndarray:
         """Number answerable and unanswerable questions. (N,)"""

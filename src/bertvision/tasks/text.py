@@ -13,7 +13,6 @@ import torch
 from scipy.special import softmax
 from torch import Tensor
 
-from bertvision.errors import BertVisionError
 from bertvision.tasks.base import DataSource, Example, Task, check_answers, rows_in_order
 from bertvision.tasks.encoding import encode_texts
 from bertvision.tasks.kinds import register_task_kind
@@ -140,16 +139,6 @@ class TextTask(Task):
     def split_dev(self, examples: Sequence[Example]) -> tuple[list[Example], list[Example]]:
         """Split off a fifth as the dev set. Classes with two or more examples occur on both sides."""
         return split_at(examples, draw(self.strata(examples), count_of(0.2, len(examples)), 0, least=1, leave=1))
-
-    def sample(self, examples: Sequence[Example], count: int, seed: int) -> list[Example]:
-        """Draw a stratified random sample of `count` examples, in the order of the data. 0 means all examples."""
-        if count < 0:
-            raise BertVisionError(f"Cannot draw {count} examples; give a count of 1 or more, or 0 for all.")
-        if count == 0 or count >= len(examples):
-            return list(examples)
-        strata = self.strata(examples)
-        least = int(count >= len(np.unique(strata)))
-        return [examples[row] for row in draw(strata, count, seed, least=least)]
 
     # Encoding, decoding and scoring
 
