@@ -45,7 +45,7 @@ def test_experiments_survive_json():
         ("train.schedule=cosine", "Unknown train.schedule"),
         ("precision=int8", "Unknown precision"),
         ("data.validation_fraction=2.0", "between 0 and 1"),
-        ("train.gradient_accumulation_steps=0", "accumulate >= 1"),
+        ("train.gradient_accumulation_steps=0", "gradient_accumulation_steps >= 1"),
         ("nonsense", "form key=value"),
     ],
 )

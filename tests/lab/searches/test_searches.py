@@ -8,7 +8,8 @@ import numpy as np
 import optuna
 import pytest
 
-from bertvision import pipeline, search
+from bertvision import pipeline
+from bertvision.lab import search
 from bertvision.errors import BertVisionError
 from bertvision.heads import DEFAULT_LEARNING_RATES, HeadConfig, default_head
 from bertvision.lab.searches import Space, TrialSettings

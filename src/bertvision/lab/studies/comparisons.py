@@ -93,11 +93,11 @@ def zoo(context: StudyContext) -> StudyTable:
         compared = _compared_rows(context, fraction, _heads_and_controls(context, fraction, heads))
         rows += compared
         bert = next(row for row in compared if row["model"] == BERT)
-        heads = [row for row in compared if row["model"] not in (BERT, LAST, ONLY)]
-        best = max(heads, key=lambda row: row["validation"])
-        better = sum(row["over BERT"] > 0 and row["p, BERT"] < 0.05 for row in heads)
+        head_rows = [row for row in compared if row["model"] not in (BERT, LAST, ONLY)]
+        best = max(head_rows, key=lambda row: row["validation"])
+        better = sum(row["over BERT"] > 0 and row["p, BERT"] < 0.05 for row in head_rows)
         findings.append(
-            f"After {fraction:g} epochs, {better} of {len(heads)} heads are significantly better than BERT "
+            f"After {fraction:g} epochs, {better} of {len(head_rows)} heads are significantly better than BERT "
             f"({bert['score']:.1f}; p < .05). {best['model']} has the best validation score and scores "
             f"{best['score']:.1f}."
         )
