@@ -59,18 +59,23 @@ def all_reduce_sum(tensor: Tensor) -> Tensor:
     return local.to(tensor.device)
 
 
-def average_gradients(model: nn.Module, optimizer: torch.optim.Optimizer, count: int, loss: float) -> float:
-    """Average gradients and loss over the processes, weighted by their numbers of examples; return the mean loss."""
+def average_gradients(model: nn.Module, count: float, loss: float) -> float:
+    """Average gradients and loss over the processes, weighted by `count`; return the mean loss.
+
+    `count` is the number of examples of this process, or the sum of their weights. If it is 0 in all processes, there
+    are no gradients, and the loss is 0.
+    """
     if num_processes() == 1:
         return loss
     parameters = [p for p in model.parameters() if p.requires_grad]
     weighted = [torch.zeros_like(p) if p.grad is None else p.grad * count for p in parameters]
-    numbers = torch.tensor([loss * count, count], device=accelerator().device)
+    reached = [p.grad is not None for p in parameters]
+    numbers = torch.tensor([*reached, loss * count, count], dtype=torch.float32, device=accelerator().device)
     summed = all_reduce_sum(torch.cat([*(gradient.flatten().float() for gradient in weighted), numbers]))
-    mean = summed[:-1] / summed[-1]
-    for parameter, gradient in zip(parameters, mean[:-1].split([p.numel() for p in parameters]), strict=True):
-        # A parameter that no example reaches has no gradient. Where this process had no examples, the optimizer's
-        # state tells whether others had.
-        if parameter.grad is not None or parameter in optimizer.state:
-            parameter.grad = gradient.view_as(parameter).to(parameter.dtype)
-    return float(mean[-1])
+    if not summed[-1]:
+        return 0.0
+    *gradients, reached, loss_sum, total = summed.split([*(p.numel() for p in parameters), len(parameters), 1, 1])
+    for parameter, gradient, is_reached in zip(parameters, gradients, reached.tolist(), strict=True):
+        if is_reached:  # a parameter that no example of any process reaches has no gradient
+            parameter.grad = (gradient / total).view_as(parameter).to(parameter.dtype)
+    return float(loss_sum / total)

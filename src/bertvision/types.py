@@ -104,6 +104,8 @@ class Features:
     """(N,) the position of the first token of each pair's second text. None if the rows are single texts."""
     windows: list[Any] | None = None
     """For tasks with spans: the part of the context that each row covers."""
+    weights: np.ndarray | None = None
+    """float32 (N,): the weight of each row in the training loss. None: all are 1."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -129,9 +131,16 @@ class Batch:
     text_ids: Tensor | None = None
     """uint8 (B, T): 0 for the tokens of a pair's first text and padding, 1 for those of its second text. None for
     single texts."""
+    weights: Tensor | None = None
+    """float32 (B,): the weight of each row in the loss. 2 counts as two such rows, 0 as none. None: all are 1."""
 
     def __post_init__(self) -> None:
         require_bool(self.attention_mask)
+
+    @property
+    def total_weight(self) -> float:
+        """The sum of the weights; the number of rows if there are none."""
+        return len(self.labels) if self.weights is None else float(self.weights.sum())
 
     def to(self, device: torch.device) -> "Batch":
         """Return the batch with all tensors on a device."""
@@ -146,6 +155,7 @@ class Batch:
             attention_mask=self.attention_mask.to(device, non_blocking=True),
             labels=self.labels.to(device, non_blocking=True),
             text_ids=None if self.text_ids is None else self.text_ids.to(device, non_blocking=True),
+            weights=None if self.weights is None else self.weights.to(device, non_blocking=True),
         )
 
     def rows_between(self, start: int, end: int) -> "Batch":
@@ -157,6 +167,7 @@ class Batch:
             attention_mask=self.attention_mask[part],
             labels=self.labels[part],
             text_ids=None if self.text_ids is None else self.text_ids[part],
+            weights=None if self.weights is None else self.weights[part],
         )
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from bertvision.progress import bar
 from bertvision.states.batch_plan import BatchPlan
 from bertvision.states.layout import RowTable
-from bertvision.states.token_batches import build_masks
+from bertvision.states.token_batches import batch_weights, build_masks
 from bertvision.types import Batch, StateView
 
 
@@ -56,8 +56,14 @@ class InMemoryStates:
             for target, state in zip(hidden, chosen, strict=True):
                 target[:, : state.shape[1]] = state
                 target[:, state.shape[1] :] = 0
-            labels = torch.from_numpy(self.row_table.labels[rows])
-            yield Batch(rows=rows, inputs=hidden, attention_mask=attention_mask, labels=labels, text_ids=text_ids)
+            yield Batch(
+                rows=rows,
+                inputs=hidden,
+                attention_mask=attention_mask,
+                labels=torch.from_numpy(self.row_table.labels[rows]),
+                text_ids=text_ids,
+                weights=batch_weights(self.row_table.weights, rows),
+            )
 
 
 def read_into_memory(

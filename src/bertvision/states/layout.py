@@ -39,6 +39,8 @@ class RowTable:
     ids: list[str]
     second_text_starts: np.ndarray | None = None
     """(N,) the position of the first token of each pair's second text. None if the rows are single texts."""
+    weights: np.ndarray | None = None
+    """(N,) the weights of the rows in training. They are not stored."""
 
     def to_bytes(self) -> bytes:
         """Return the bytes of a safetensors file. They are deterministic."""

@@ -10,7 +10,7 @@ import torch
 
 from bertvision.states.batch_plan import BatchPlan
 from bertvision.states.store import Store
-from bertvision.states.token_batches import build_masks
+from bertvision.states.token_batches import batch_weights, build_masks
 from bertvision.threads import map_in_order, thread_pool
 from bertvision.types import Batch, StateView
 
@@ -35,12 +35,15 @@ class StoredStates:
         dtype: torch.dtype = torch.float32,
         device: torch.device | None = None,
         threads: int | None = None,
+        weights: np.ndarray | None = None,
     ):
         """`view`: less than what is stored, if that is enough. `dtype`: of the states. `threads`: in the background."""
         self.store = store
         self.plan = plan
         self.view = view or store.view
         self.rows = store.rows
+        self.weights = weights
+        """(N,) the weights of the rows in training, which a store does not hold."""
         self.dtype = dtype
         self.device = device or torch.device("cpu")
         self.threads = _spare_threads(self.device) if threads is None else threads
@@ -109,9 +112,11 @@ class StoredStates:
         self.store.decode(rows, [row.to(device) for row in data], self.view, hidden)
         starts = row_table.second_text_starts
         attention_mask, text_ids = build_masks(lengths, None if starts is None else starts[rows])
-        labels = torch.from_numpy(row_table.labels[rows])
+        labels, weights = torch.from_numpy(row_table.labels[rows]), batch_weights(self.weights, rows)
         self.decoding += time.perf_counter() - began
-        return Batch(rows=rows, inputs=hidden, attention_mask=attention_mask, labels=labels, text_ids=text_ids)
+        return Batch(
+            rows=rows, inputs=hidden, attention_mask=attention_mask, labels=labels, text_ids=text_ids, weights=weights
+        )
 
 
 def _spare_threads(device: torch.device) -> int:

@@ -20,6 +20,11 @@ def build_masks(lengths: np.ndarray, second_text_starts: np.ndarray | None) -> t
     return torch.from_numpy(attention_mask), torch.from_numpy(text_ids)
 
 
+def batch_weights(weights: np.ndarray | None, rows: np.ndarray) -> Tensor | None:
+    """Return the weights of these rows, or None if rows have no weights."""
+    return None if weights is None else torch.from_numpy(weights[rows].astype(np.float32))
+
+
 class TokenBatches:
     """The batches of tokens of a split: rows of similar length, shuffled by seed and epoch."""
 
@@ -68,5 +73,7 @@ class TokenBatches:
         for name, flat in features.tokens.items():
             padded = np.where(is_token, flat[positions], self.pad_ids.get(name, 0))
             inputs[name] = torch.from_numpy(padded.astype(np.int64))
-        labels = torch.from_numpy(features.labels[rows])
-        return Batch(rows=rows, inputs=inputs, attention_mask=attention_mask, labels=labels, text_ids=text_ids)
+        labels, weights = torch.from_numpy(features.labels[rows]), batch_weights(features.weights, rows)
+        return Batch(
+            rows=rows, inputs=inputs, attention_mask=attention_mask, labels=labels, text_ids=text_ids, weights=weights
+        )

@@ -147,8 +147,8 @@ class Task(ABC):
         """Return the stratum of each example, for stratified sampling. (N,)"""
 
     @abstractmethod
-    def loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor) -> Tensor:
-        """Return the mean loss of a batch, a scalar."""
+    def loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Return the mean loss of a batch, a scalar: the weighted mean if the rows have weights (B,)."""
 
     def fit_decoding(
         self, predictions: Predictions, features: Features, examples: Sequence[Example]
@@ -200,6 +200,11 @@ class Task(ABC):
     @abstractmethod
     def from_dict(cls, description: Mapping[str, Any]) -> Self:
         """Rebuild a task from the result of `to_dict`."""
+
+
+def weighted_mean(losses: Tensor, weights: Tensor) -> Tensor:
+    """Return the mean of losses (B,) or (B, k), with the weights (B,) of their rows. The weights must not all be 0."""
+    return (losses.reshape(len(losses), -1).mean(dim=1) * weights).sum() / weights.sum()
 
 
 def rows_in_order(predictions: Predictions, features: Features) -> np.ndarray:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bertvision.errors import BertVisionError
-from bertvision.tasks.base import DataRequest, DataSource, DataSplits, Example, Task, check_answers
+from bertvision.tasks.base import DataRequest, DataSource, DataSplits, Example, Task, check_answers, weighted_mean
 from bertvision.tasks.calibration import calibration_error, fit_scale, sigmoid
 from bertvision.tasks.decoding import Answer, decode_spans, no_answer_margins
 from bertvision.tasks.kinds import register_task_kind
@@ -98,13 +98,14 @@ class SquadTask(Task):
         """Tokenize examples. Long contexts are split into overlapping windows."""
         return encode_windows(examples, tokenizer, max_tokens, self.answerable)
 
-    def loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor) -> Tensor:
+    def loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor, weights: Tensor | None = None) -> Tensor:
         """Return the cross-entropy, for spans averaged over starts and ends. logits (B, C) or (B, T, 2)"""
-        if self.answerable:
-            return torch.nn.functional.cross_entropy(logits.float(), labels)
-        logits = logits.float().masked_fill(~attention_mask[..., None], -torch.inf)
-        # Classes are the middle axis: cross-entropy over tokens, mean over the batch and both ends.
-        return torch.nn.functional.cross_entropy(logits, labels)
+        logits = logits.float()
+        if not self.answerable:
+            logits = logits.masked_fill(~attention_mask[..., None], -torch.inf)
+        # For spans, classes are the middle axis: cross-entropy over tokens, mean over the batch and both ends.
+        loss = torch.nn.functional.cross_entropy(logits, labels, reduction="mean" if weights is None else "none")
+        return loss if weights is None else weighted_mean(loss, weights)
 
     def fit_decoding(
         self, predictions: Predictions, features: Features, examples: Sequence[Example]

@@ -13,7 +13,7 @@ import torch
 from scipy.special import softmax
 from torch import Tensor
 
-from bertvision.tasks.base import DataSource, Example, Task, check_answers, rows_in_order
+from bertvision.tasks.base import DataSource, Example, Task, check_answers, rows_in_order, weighted_mean
 from bertvision.tasks.encoding import encode_texts
 from bertvision.tasks.kinds import register_task_kind
 from bertvision.tasks.metrics import METRICS
@@ -146,11 +146,14 @@ class TextTask(Task):
         """Tokenize examples. The longer text of a pair is truncated first."""
         return encode_texts(examples, tokenizer, max_tokens, np.int64 if self.classes else np.float32)
 
-    def loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor) -> Tensor:
+    def loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor, weights: Tensor | None = None) -> Tensor:
         """Return the cross-entropy, or for regression the mean squared error. logits (B, C), labels (B,)"""
+        reduction = "mean" if weights is None else "none"
         if self.classes:
-            return torch.nn.functional.cross_entropy(logits.float(), labels)
-        return torch.nn.functional.mse_loss(logits.float().squeeze(-1), labels.float())
+            loss = torch.nn.functional.cross_entropy(logits.float(), labels, reduction=reduction)
+        else:
+            loss = torch.nn.functional.mse_loss(logits.float().squeeze(-1), labels.float(), reduction=reduction)
+        return loss if weights is None else weighted_mean(loss, weights)
 
     def decode(self, predictions: Predictions, features: Features, settings: Mapping[str, float]) -> dict[str, Any]:
         """Return a class index or a score per example."""

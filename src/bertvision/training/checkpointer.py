@@ -60,15 +60,16 @@ class Checkpointer:
             train_state.load_state_dict(with_prefix(tensors, f"{name}//"), state["train_states"][name])
         vars(loop_state).update(state["loop"])
 
-    def save_if_due(self, train_states: Mapping[str, TrainState], loop_state: LoopState) -> None:
-        """Save if the last save is long enough ago; slow disks are written to less often."""
+    def save_if_due(self, train_states: Mapping[str, TrainState], loop_state: LoopState) -> bool:
+        """Save if the last save is long enough ago, and return whether it was. Slow disks are written to less often."""
         began = time.monotonic()
         if began - self._last_save <= max(MIN_SECONDS, self._cost / MAX_SHARE) or not distributed.is_main_process():
-            return
+            return False
         self.save(train_states, loop_state)
         self._last_save = time.monotonic()
         self._cost = self._last_save - began
         loop_state.saving_seconds += self._cost
+        return True
 
     def save(self, train_states: Mapping[str, TrainState], loop_state: LoopState) -> None:
         """Write the file."""

@@ -5,10 +5,12 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from bertvision.training.callbacks import HEADS, Callback, check_callbacks
+
 SCHEDULES = ("constant", "linear")
 
-Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""logits, labels, attention mask -> the mean loss of a batch."""
+Loss = Callable[..., Tensor]
+"""(logits, labels, attention mask) -> the mean loss of a batch. Rows with weights give them as a fourth argument."""
 ValidationScore = tuple[float, float]
 """(score, negated loss) on validation. Scores are compared element by element; higher is better."""
 
@@ -58,9 +60,12 @@ class FitOptions:
         validate: Called after every epoch with the models that still train. Returns their validation scores; a model
             that it leaves out stops training.
         fractions: Epochs, as fractions or whole numbers, at which `on_fraction` is called.
-        on_fraction: Receives the record of each fraction.
+        on_fraction: Receives the record of each fraction. If a callback stops training at a fraction that is not one of
+            `fractions`, it receives that one, too.
         scale_loss: Scale the loss, so that float16 keeps small gradients.
         label: Text of the progress bar.
+        stage: "finetune" or "heads", for callbacks.
+        callbacks: Objects that follow training and may stop it. All processes must be given the same number.
     """
 
     seed: int = 0
@@ -69,3 +74,8 @@ class FitOptions:
     on_fraction: Callable[[FractionRecord], None] = lambda record: None
     scale_loss: bool = False
     label: str = "train"
+    stage: str = HEADS
+    callbacks: Sequence[Callback] = ()
+
+    def __post_init__(self) -> None:
+        check_callbacks(self.callbacks)

@@ -3,7 +3,7 @@
 import logging
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from bertvision import devices, distributed
 from bertvision.progress import bar
 from bertvision.states import partition
+from bertvision.training.callbacks import CheckpointEvent, EpochEvent, EvaluateEvent, StepEvent, TrainingEvent
 from bertvision.training.checkpointer import Checkpointer
 from bertvision.training.config import FitOptions, FractionRecord, Loss, TrainingConfig, ValidationScore
 from bertvision.training.optimizers import build_grad_scaler, build_optimizer
-from bertvision.training.train_state import LoopState, TrainState
+from bertvision.training.train_state import STOPPED, LoopState, TrainState
 from bertvision.types import Batch, Batches, call_head
 
 logger = logging.getLogger(__name__)
@@ -38,10 +39,10 @@ def fit(
     Args:
         models: The models by name. They are moved to the device and end with the weights of their best epoch.
         batches: The training data.
-        loss: logits, labels and attention mask to the mean loss. A model that returns several logits (an ensemble in
-            training) learns from the mean of their losses.
+        loss: logits, labels and attention mask to the mean loss; also the weights of the rows, where they are given. A
+            model that returns several logits (an ensemble in training) learns from the mean of their losses.
         configs: The settings of each model.
-        options: Validation, fractions to report, seed.
+        options: Validation, fractions to report, seed, callbacks.
         checkpointer: Saves the state at intervals; an interrupted call resumes from it to the same result.
     """
     device = devices.device()
@@ -80,7 +81,10 @@ class _Loop:
         self.loss = loss
         self.options = options
         self.checkpointer = checkpointer
+        self.callbacks = options.callbacks if distributed.is_main_process() else ()
         self.state = LoopState()
+        self.losses: dict[str, float] = {}
+        """The loss of each model at the last step."""
         self.steps_per_epoch = len(batches)
         self.last_step = round(max(state.config.epochs for state in train_states.values()) * self.steps_per_epoch)
         self.fractions: dict[int, list[float]] = {}
@@ -94,14 +98,20 @@ class _Loop:
         """The models that still train."""
         return {name: train_state for name, train_state in self.train_states.items() if not train_state.stopped}
 
+    @property
+    def seconds(self) -> float:
+        """The training time of all models."""
+        return self.state.shared_seconds + sum(train_state.seconds for train_state in self.train_states.values())
+
     def run(self, device: torch.device) -> None:
         """Train until every model has stopped."""
         if self.checkpointer is not None:
             self.checkpointer.restore(self.train_states, self.state, min(self.fractions, default=math.inf))
         if self.state.step:
             logger.info(f"Resuming: {self.options.label}, step {self.state.step:,} of {self.last_step:,}.")
-        elif 0 in self.fractions:
-            self._report_fractions()
+        self._notify("on_train_begin", TrainingEvent)
+        if not self.state.step and 0 in self.fractions:
+            self._report_fractions(self.fractions[0])
         with bar(self.options.label, total=self.last_step, done=self.state.step) as advance:
             while self.state.step < self.last_step and self.active:
                 epoch, start = divmod(self.state.step, self.steps_per_epoch)
@@ -114,45 +124,97 @@ class _Loop:
                     self._after_step()
                     if self.state.step == self.last_step or not self.active:
                         break
-                    if self.checkpointer is not None:
-                        self.checkpointer.save_if_due(self.train_states, self.state)
+                    if self._should_stop():
+                        self._stop()
+                        break
+                    if self.checkpointer is not None and self.checkpointer.save_if_due(self.train_states, self.state):
+                        self._notify("on_checkpoint", CheckpointEvent, path=self.checkpointer.path)
                     del batch  # releases its memory before the next batch is loaded
                     began = time.perf_counter()
+        self._notify("on_train_end", TrainingEvent)
 
     def _train_on(self, batch: Batch) -> None:
         """Take one step with every model."""
-        for train_state in self.active.values():
+        for name, train_state in self.active.items():
             began = time.perf_counter()
             # Seeded by the step: dropout depends neither on the other models nor on an interruption.
             torch.manual_seed(self.options.seed * 1_000_003 + self.state.step + distributed.process_index() * 2**40)
-            self.state.loss_sum += _step(train_state, batch, self.loss, self.state.step, self.steps_per_epoch)
+            self.losses[name] = _step(train_state, batch, self.loss, self.state.step, self.steps_per_epoch)
+            self.state.loss_sum += self.losses[name]
             self.state.loss_count += 1
             train_state.seconds += time.perf_counter() - began
         self.state.step += 1
 
     def _after_step(self) -> None:
         """Report fractions, and validate at the end of an epoch."""
+        if self.callbacks:
+            rates = {
+                name: train_state.config.learning_rate
+                * learning_rate_factor(self.state.step - 1, self.steps_per_epoch, train_state.config)
+                for name, train_state in self.active.items()
+            }
+            losses = {name: self.losses[name] for name in rates}
+            self._notify("on_step", StepEvent, losses=losses, learning_rates=rates)
         if self.state.step in self.fractions and self.active:  # a model that diverged is not worth saving
-            self._report_fractions()
+            self._report_fractions(self.fractions[self.state.step])
         if self.state.step % self.steps_per_epoch == 0 or self.state.step == self.last_step:
-            began = time.perf_counter()
-            scores = self._validate()
-            self.state.shared_seconds += time.perf_counter() - began
-            for name, train_state in self.active.items():
-                self._end_epoch(train_state, scores.get(name))
+            self._evaluate()
 
-    def _report_fractions(self) -> None:
+    def _evaluate(self) -> None:
+        """Validate the models that still train, and end their epoch."""
+        began = time.perf_counter()
+        scores = self._validate()
+        self.state.shared_seconds += time.perf_counter() - began
+        evaluated = self.active
+        for name, train_state in evaluated.items():
+            self._end_epoch(train_state, scores.get(name))
+        if scores:
+            self._notify("on_evaluate", EvaluateEvent, validation_scores=scores)
+        losses = {name: train_state.losses[-1] for name, train_state in evaluated.items()}
+        self._notify("on_epoch", EpochEvent, losses=losses, validation_scores=scores)
+
+    def _should_stop(self) -> bool:
+        """Ask the callbacks in the main process. All processes stop at the same step."""
+        if not self.options.callbacks:
+            return False
+        return distributed.broadcast_decision(any(callback.should_stop() for callback in self.callbacks))
+
+    def _stop(self) -> None:
+        """End training before its last step with a result that can be used. The saved state is left as it is."""
+        if self.fractions and self.state.step not in self.fractions:
+            self._report_fractions([self.state.step / self.steps_per_epoch])
+        if all(not train_state.best_epoch and train_state.loss_count for train_state in self.active.values()):
+            self._evaluate()
+        for train_state in self.active.values():
+            train_state.shared_seconds = self.state.shared_seconds
+            train_state.stopped = STOPPED
+
+    def _notify(self, method: str, event_type: type[TrainingEvent], **fields: Any) -> None:
+        """Call a method of every callback."""
+        if self.callbacks:
+            event = event_type(
+                stage=self.options.stage,
+                step=self.state.step,
+                total_steps=self.last_step,
+                epoch=self.state.step / self.steps_per_epoch,
+                seconds=self.seconds,
+                **fields,
+            )
+            for callback in self.callbacks:
+                getattr(callback, method)(event)
+
+    def _report_fractions(self, fractions: Sequence[float]) -> None:
         state = self.state
-        seconds = state.shared_seconds + sum(train_state.seconds for train_state in self.train_states.values())
-        for fraction in self.fractions[state.step]:
+        for fraction in fractions:
             record = FractionRecord(
                 fraction=fraction,
                 training_loss=state.loss_sum / max(1, state.loss_count),
-                seconds=seconds,
+                seconds=self.seconds,
                 steps=state.step,
                 saving_seconds=state.saving_seconds,
             )
             self.options.on_fraction(record)
+            self._notify("on_checkpoint", CheckpointEvent, fraction=fraction)
         state.loss_sum, state.loss_count = 0.0, 0
 
     def _validate(self) -> Mapping[str, ValidationScore]:
@@ -203,15 +265,19 @@ def _step(train_state: TrainState, batch: Batch, loss: Loss, step: int, steps_pe
         group["lr"] = config.learning_rate * factor * group["lr_scale"]
     total = 0.0
     for part in _split(batch, max(config.gradient_accumulation_steps, _required_parts(model, batch))):
-        share = len(part.labels) / len(batch.labels)
+        if not part.total_weight:
+            continue
+        share = part.total_weight / batch.total_weight
         logits = call_head(model, part.inputs, part.attention_mask, part.text_ids)
         value = _mean_loss(loss, logits, part) * share
         train_state.scaler.scale(value).backward()
         total += float(value.detach())
-    total = distributed.average_gradients(model, train_state.optimizer, len(batch.labels), total)
+    total = distributed.average_gradients(model, batch.total_weight, total)
     if not math.isfinite(total):
         train_state.failed = f"its loss became {total} at step {step + 1}; a smaller learning rate may help"
         train_state.stopped = "diverged"
+        return 0.0
+    if all(p.grad is None for p in model.parameters()):  # every row of the batch has the weight 0
         return 0.0
     if config.max_grad_norm:
         train_state.scaler.unscale_(train_state.optimizer)
@@ -228,7 +294,8 @@ def _mean_loss(loss: Loss, logits: Tensor | list[Any], batch: Batch) -> Tensor:
     """Return the loss of a model's logits; the mean loss where a model returns several."""
     if isinstance(logits, list):
         return torch.stack([_mean_loss(loss, member, batch) for member in logits]).mean()
-    return loss(logits.float(), batch.labels, batch.attention_mask)
+    weights = () if batch.weights is None else (batch.weights,)
+    return loss(logits.float(), batch.labels, batch.attention_mask, *weights)
 
 
 def _required_parts(model: nn.Module, batch: Batch) -> int:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from bertvision.training.config import TrainingConfig
 
+STOPPED = "stopped by a callback"
 _SAVED = ("seconds", "shared_seconds", "losses", "validation_scores", "best_epoch", "loss_sum", "loss_count")
 
 
