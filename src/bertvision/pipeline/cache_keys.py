@@ -31,7 +31,7 @@ def fingerprint(*splits: Split) -> str:
         digest.update("\n".join(split.features.ids).encode())
         for array in (split.features.offsets, split.features.labels, *split.features.tokens.values()):
             digest.update(array.tobytes())
-        if getattr(split.features, "weights", None) is not None:
+        if split.features.weights is not None:
             digest.update(split.features.weights.tobytes())
     return digest.hexdigest()
 
@@ -113,7 +113,7 @@ def head_training_settings(data: ExperimentData, checkpoint: "Checkpoint", start
     }
     if experiment.label_fraction != 1:
         settings["label_fraction"] = experiment.label_fraction
-    if getattr(data.train.features, "weights", None) is not None:
+    if data.train.features.weights is not None:
         settings["weights"] = fingerprint(data.train)
     if start is not None:
         settings["start"] = [start.directory.name, start.record.encoder_hash]

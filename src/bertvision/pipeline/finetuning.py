@@ -157,6 +157,8 @@ def _finetune_missing(
             on_fraction=save,
             scale_loss=first.experiment.precision == "float16",
             label=f"fine-tune {names}",
+            stage="finetune",
+            callbacks=first.callbacks,
         )
         _train_encoder(first, training, options, checkpoint_sets[0].directory)
 

@@ -83,6 +83,8 @@ def train_heads(
             seed=data.experiment.seed,
             validate=partial(validation_scores, data, hidden.validation),
             label=f"train {len(models)} heads" if len(models) > 1 else f"train {configs[0]}",
+            stage="heads",
+            callbacks=data.callbacks,
         )
         train_states = fit(models, hidden.train, data.task.loss, trainings, options, Checkpointer(resume, resume.stem))
     best = {config: _best_rate(train_states, config, rates) for config in configs}
