@@ -18,7 +18,7 @@ CORE = [
 ]
 """Modules and packages of the core, from the lowest row to the highest. A module imports from lower rows only."""
 LIBRARY = [
-    ["statistics", "ensembles", "records", "legacy"],
+    ["statistics", "ensembles", "records", "legacy", "inputs"],
     ["runs"],
     ["shared_encoders", "model_card"],
     ["sharing", "onnx_model"],

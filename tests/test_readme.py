@@ -22,7 +22,7 @@ def blocks(language: str) -> list[str]:
 @pytest.fixture
 def tiny_minilm(tiny, monkeypatch):
     monkeypatch.setitem(
-        ENCODERS, "minilm", EncoderEntry(hub=str(tiny), layers=3, width=32, parameters=1, learning_rate=1e-3)
+        ENCODERS._entries, "minilm", EncoderEntry(hub=str(tiny), layers=3, width=32, parameters=1, learning_rate=1e-3)
     )
 
 

@@ -1,6 +1,8 @@
 import json
 
+import datasets
 import numpy as np
+import pandas
 import pytest
 
 import bertvision
@@ -49,10 +51,48 @@ def test_invalid_items(answers):
     with pytest.raises(BertVisionError, match="takes question, context"):
         answers.predict("who")
     for wrong in (5, [None]):
-        with pytest.raises(BertVisionError, match="Expected a text|instead of 2"):
+        with pytest.raises(BertVisionError, match="Expected a list|instead of 2"):
             answers.predict(wrong)
-    with pytest.raises(BertVisionError, match="empty text"):
+    with pytest.raises(BertVisionError, match="Item 0 holds an empty text"):
         answers.predict(("who", ""))
+    with pytest.raises(BertVisionError, match="Item 1 holds 3 .int. where a text was expected"):
+        answers.predict([("who", "bob"), ("who", 3)])
+    with pytest.raises(BertVisionError, match="errors is 'raise' or 'return', got 'ignore'"):
+        answers.predict("who", errors="ignore")
+
+
+def test_invalid_items_do_not_stop_the_others(answers):
+    good = [("who made it", "bob made the tower"), ("when", "ann was in rome")]
+    items = [None, good[0], ("who", " "), "who", good[1], {"question": "who"}, ("who", b"bob")]
+    results = answers.predict(items, errors="return")
+    assert [results[1], results[4]] == answers.predict(good)
+    assert [list(results[index]) for index in (0, 2, 3, 5, 6)] == [["error"]] * 5
+    assert "Item 2 holds an empty text" in results[2]["error"] and "Item 5 lacks 'context'" in results[5]["error"]
+    assert list(answers.predict("who", errors="return")) == ["error"]
+    assert [list(result) for result in answers.predict(["who"], errors="return")] == [["error"]]
+
+
+def test_items_of_every_kind(answers):
+    items = [("who made it", "bob made the tower"), ("when", "ann was in rome")]
+    questions, contexts = map(list, zip(*items, strict=True))
+    columns = {"context": contexts, "id": [1, 2], "question": questions}
+    expected = answers.predict(items)
+    for data in (
+        [list(item) for item in items],
+        np.array(items),
+        (item for item in items),
+        (questions, contexts),
+        (pandas.Series(questions), pandas.Series(contexts)),
+        pandas.Series(items),
+        columns,
+        pandas.DataFrame(columns),
+        datasets.Dataset.from_dict(columns),
+        pandas.DataFrame({"text": questions, "text_pair": contexts}),
+    ):
+        assert answers.predict(data) == expected
+    with pytest.raises(BertVisionError, match="Item 0 has 1 text"):
+        answers.predict(pandas.DataFrame({"question": questions}))
+    assert answers.predict(pandas.DataFrame(columns)[:0]) == []
 
 
 def test_bert_and_nbest(answers):

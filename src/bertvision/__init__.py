@@ -4,12 +4,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bertvision.encoders import ENCODERS, load_encoder
+    from bertvision.encoders import ENCODERS, Encoder, load_encoder, register_encoder
     from bertvision.errors import BertVisionError
-    from bertvision.heads import HEADS, build_head
+    from bertvision.heads import HEADS, build_head, register_head
     from bertvision.pipeline import ExperimentResult, run
     from bertvision.pipeline.experiment import Experiment
-    from bertvision.tasks import TASKS
+    from bertvision.tasks import TASKS, register_task
     from bertvision.trained_model import TrainedModel, load
     from bertvision.types import HeadShape, Predictions
 
@@ -29,12 +29,17 @@ _MODULES = {
     "ENCODERS": "encoders",
     "build_head": "heads",
     "load_encoder": "encoders",
+    "Encoder": "encoders",
+    "register_encoder": "encoders",
+    "register_head": "heads",
+    "register_task": "tasks",
     "BertVisionError": "errors",
 }
 
 __all__ = [
     "ENCODERS",
     "BertVisionError",
+    "Encoder",
     "ExperimentResult",
     "Experiment",
     "HEADS",
@@ -45,6 +50,9 @@ __all__ = [
     "build_head",
     "load",
     "load_encoder",
+    "register_encoder",
+    "register_head",
+    "register_task",
     "run",
 ]
 

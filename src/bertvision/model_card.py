@@ -50,7 +50,7 @@ def _base_model(run: Run) -> tuple[str, bool]:
     encoder = (run.members() or [run])[0].record.encoder
     entry = ENCODERS.get(encoder)
     if entry:
-        return entry.hub, True
+        return entry.hub or encoder, bool(entry.hub)
     if encoder.startswith(("/", ".", "~")):
         return encoder.rstrip("/").rsplit("/", 1)[-1], False
     return encoder, True

@@ -1,9 +1,9 @@
 """A trained model: the encoder, heads and task of a finished run, ready to predict."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from bertvision import sharing
 from bertvision.encoders import load_encoder_info
 from bertvision.ensembles import combine
 from bertvision.errors import BertVisionError
+from bertvision.inputs import find_text_error, read_items
 from bertvision.onnx_model import OnnxEncoder, exported_runs, is_exported
 from bertvision.progress import bar
 from bertvision.runs import Run, is_finished, open_run
@@ -24,7 +25,7 @@ BATCH_TOKENS = 8192
 GENERIC_NAMES = ("text", "text_pair")
 """Names of texts that every task accepts, so that one item can be sent to models of different tasks."""
 
-Item = str | tuple[str, str] | Mapping[str, str]
+Item = str | tuple[str, ...] | Mapping[str, str]
 """A text, a pair of texts, or {"question": ..., "context": ...}."""
 
 
@@ -90,28 +91,45 @@ class TrainedModel:
         """The layers that the head of each member uses, and their weights if the head learned such."""
         return [{"name": member.name, **layers_read(member)} for member in self.members]
 
-    def predict(self, items: Item | Sequence[Item], *, nbest: int | None = None, bert: bool = False) -> Any:
-        """Return the answer to one item as a dictionary, or the answers to a list of items as a list.
+    def predict(self, items: Any, *, nbest: int | None = None, bert: bool = False, errors: str = "raise") -> Any:
+        """Return the answer to one item as a dictionary, or the answers to several items as a list.
 
         Args:
-            items: A text, a pair of texts, or a mapping such as {"question": ..., "context": ...}; or a list of these.
+            items: A text, a pair of texts, or a mapping such as {"question": ..., "context": ...}; or a list, array,
+                Series or iterator of these; or a DataFrame, `datasets.Dataset` or `Path` of a file with the columns of
+                the task's texts.
             nbest: Number of candidate answers to list, for question answering.
             bert: Add the answer of the encoder's own fine-tuned head as "bert". This needs no further forward pass.
+            errors: "raise": an invalid item is an error. "return": its answer is {"error": "..."}, and the other items
+                are answered.
         """
-        if isinstance(items, str | Mapping) or (isinstance(items, tuple) and all(isinstance(i, str) for i in items)):
-            return self.predict([cast(Item, items)], nbest=nbest, bert=bert)[0]
-        if not isinstance(items, Sequence):
-            raise BertVisionError(
-                f"Expected a text, a pair of texts, a dictionary, or a list of these; got {type(items).__name__}."
-            )
-        if not items:
-            return []
-        features = self.encode(items)
-        return self.format_answers(self.compute_logits(features, bert=bert), features, nbest=nbest, bert=bert)
+        if errors not in ("raise", "return"):
+            raise BertVisionError(f"errors is 'raise' or 'return', got {errors!r}.")
+        if _is_single(items):
+            return self.predict([items], nbest=nbest, bert=bert, errors=errors)[0]
+        answers: list[dict[str, Any]] = []
+        texts: dict[int, tuple[str, ...]] = {}
+        for index, item in enumerate(read_items(items, self.task.text_names)):
+            answers.append({})
+            try:
+                texts[index] = self._texts(index, item)
+            except BertVisionError as error:
+                if errors == "raise":
+                    raise
+                answers[index] = {"error": str(error)}
+        if texts:
+            features = self._encode_texts(texts.values())
+            logits = self.compute_logits(features, bert=bert)
+            for index, answer in zip(texts, self.format_answers(logits, features, nbest=nbest, bert=bert), strict=True):
+                answers[index] = answer
+        return answers
 
     def encode(self, items: Sequence[Item]) -> Features:
         """Validate and tokenize items. A long context is split into several rows."""
-        return self.encode_examples([self._example(index, item) for index, item in enumerate(items)])
+        return self._encode_texts([self._texts(index, item) for index, item in enumerate(items)])
+
+    def _encode_texts(self, texts: Iterable[tuple[str, ...]]) -> Features:
+        return self.encode_examples([Example(id=str(i), texts=item, label=None) for i, item in enumerate(texts)])
 
     def encode_examples(self, examples: Sequence[Example]) -> Features:
         """Tokenize examples of a dataset."""
@@ -197,8 +215,8 @@ class TrainedModel:
                 return directory
         return first.record.encoder
 
-    def _example(self, index: int, item: Item) -> Example:
-        """Validate an item and convert it to an example."""
+    def _texts(self, index: int, item: Any) -> tuple[str, ...]:
+        """Validate an item and return its texts."""
         inputs = self.task.text_names
         expected = f"{self.task.name} takes {', '.join(inputs)}"
         if isinstance(item, Mapping):
@@ -213,11 +231,17 @@ class TrainedModel:
             texts = (item,) if isinstance(item, str) else tuple(item) if isinstance(item, tuple | list) else ()
         if len(texts) != len(inputs):
             raise BertVisionError(f"Item {index} has {len(texts)} text(s) instead of {len(inputs)}; {expected}.")
-        if not all(isinstance(text, str) and text.strip() for text in texts):
-            raise BertVisionError(f"Item {index} has an empty text; {expected}.")
-        if any("\ud800" <= character <= "\udfff" for text in texts if not text.isascii() for character in text):
-            raise BertVisionError(f"Item {index} contains a lone surrogate, which is not valid Unicode.")
-        return Example(id=str(index), texts=texts, label=None)
+        for text in texts:
+            if why := find_text_error(text):
+                raise BertVisionError(f"Item {index} {why}; {expected}.")
+        return texts
+
+
+def _is_single(items: Any) -> bool:
+    """Whether `items` is one item rather than several: a text, a mapping of texts, or a tuple of texts."""
+    if isinstance(items, Mapping):
+        return not any(isinstance(value, list | tuple | np.ndarray) for value in items.values())
+    return isinstance(items, str) or (isinstance(items, tuple) and all(isinstance(text, str) for text in items))
 
 
 def load(run: str | Path | Run, encoder: str = "") -> TrainedModel:

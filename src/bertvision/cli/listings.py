@@ -95,7 +95,7 @@ def encoders(as_json: Json = False) -> None:
             "layers": entry.layers,
             "width": entry.width,
             "parameters": entry.parameters,
-            "from": "package registry" if entry.package else "Hub",
+            "from": entry.origin,
             "hub": entry.hub,
             "note": entry.note,
         }
@@ -104,8 +104,9 @@ def encoders(as_json: Json = False) -> None:
     if as_json:
         output.as_json(rows)
         return
-    rows = [row | {"parameters": f"{row['parameters']:,}"} for row in rows]
-    output.table(rows, numbers=("layers", "width", "parameters"))
+    numbers = ("layers", "width", "parameters")
+    rows = [row | {name: f"{row[name]:,}" if row[name] else "" for name in numbers} for row in rows]
+    output.table(rows, numbers=numbers)
 
 
 def presets(

@@ -1,10 +1,8 @@
 """Encoders of transformers with the hidden states of all layers. Only this package imports transformers."""
 
-from bertvision.encoders.encoder import Encoder, EncoderWithHead, TwoHeadModel
+from bertvision.encoders.encoder import BERT_HEAD_FILE, Encoder, EncoderInfo, EncoderWithHead, TwoHeadModel
 from bertvision.encoders.loading import (
     AUXILIARY_HEAD_FILE,
-    BERT_HEAD_FILE,
-    EncoderInfo,
     LoadedEncoder,
     load_encoder,
     load_encoder_info,
@@ -12,7 +10,8 @@ from bertvision.encoders.loading import (
     tokenizer_hash,
     weights_hash,
 )
-from bertvision.encoders.table import ENCODERS, EncoderEntry
+from bertvision.encoders.module_adapter import HiddenStateModel
+from bertvision.encoders.table import ENCODERS, EncoderEntry, register_encoder
 
 __all__ = [
     "ENCODERS",
@@ -24,8 +23,10 @@ __all__ = [
     "LoadedEncoder",
     "EncoderWithHead",
     "EncoderInfo",
+    "HiddenStateModel",
     "load_encoder",
     "load_encoder_info",
+    "register_encoder",
     "save_encoder",
     "tokenizer_hash",
     "weights_hash",

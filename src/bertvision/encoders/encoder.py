@@ -1,52 +1,195 @@
 """An encoder that returns the hidden states of all its layers, alone and with heads."""
 
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from bertvision import cpu_optimizations
+from bertvision import cpu_optimizations, devices
 from bertvision.cpu_optimizations.attention import ATTENTION, replace_attention
 from bertvision.cpu_optimizations.dropout import replace_dropout
 from bertvision.cpu_optimizations.packed_linear import packed
 from bertvision.cpu_optimizations.partial_embedding import full_table, restrict_vocabulary
 from bertvision.encoders.bi_encoding import encode_in_one_row, encode_in_two_rows
+from bertvision.encoders.model_parts import bert_head_weights, first_position, model_body, quiet, without_peft
+from bertvision.encoders.module_adapter import ModuleAdapter
+from bertvision.encoders.table import ENCODERS
 from bertvision.errors import BertVisionError
+from bertvision.files import require_space, save_tensors, write_json
 from bertvision.types import call_head, require_bool
 
-# Families that take positions and see just what a mask of pairs of tokens says.
+BERT_HEAD_FILE = "last.safetensors"
+"""The weights of BERT's own head, in the directory of the encoder it belongs to."""
+REGISTERED_FILE = "registered_encoder.json"
+"""The registered name of an encoder whose code is not part of transformers, in the directory of its weights."""
+
+# Families that take positions and attend exactly as a mask of pairs of tokens says.
 _PLACED = {"bert", "electra", "albert", "roberta", "xlm-roberta", "camembert"}
-# Position 0 .. pad_token_id are never used by these families.
-_OFFSET_POSITIONS = {"roberta", "xlm-roberta", "camembert", "mpnet", "longformer"}
 
 
-def first_position(config: Any) -> int:
-    """The position of a text's first token."""
-    return (config.pad_token_id or 0) + 1 if config.model_type in _OFFSET_POSITIONS else 0
+@dataclass(frozen=True, kw_only=True)
+class EncoderInfo:
+    """The tokenizer and dimensions of an encoder, without its weights."""
+
+    tokenizer: Any
+    max_tokens: int
+    num_layers: int
+    """Embedding output included."""
+    hidden_size: int
+    learning_rate: float
+    """The recommended learning rate of fine-tuning; 0: the default of the task."""
+
+    @classmethod
+    def from_config(cls, config: Any, tokenizer: Any, learning_rate: float = 0.0) -> "EncoderInfo":
+        """Read the dimensions of an encoder from its configuration."""
+        positions = getattr(config, "max_position_embeddings", 512) - first_position(config)
+        return cls(
+            tokenizer=tokenizer,
+            max_tokens=int(min(positions, tokenizer.model_max_length)),
+            num_layers=config.num_hidden_layers + 1,
+            hidden_size=config.hidden_size,
+            learning_rate=learning_rate,
+        )
+
+    @property
+    def pad_ids(self) -> dict[str, int]:
+        """The padding value of each input."""
+        return {"input_ids": self.tokenizer.pad_token_id or 0, "token_type_ids": 0}
 
 
 class Encoder(nn.Module):
     """An encoder without its pooler: tokens -> hidden states of every layer.
 
     Args:
-        model: An encoder of transformers. It is copied, so that the caller's model is never changed.
-        precision: The number type of matrix products. Weights, sums, norms and hidden states are float32.
+        model: A bidirectional encoder of transformers, alone, with a task's head or wrapped by peft; or a module that
+            follows the protocol `HiddenStateModel`. It is copied, so that the caller's model is never changed.
+        tokenizer: The tokenizer of the model. Only the forward pass works without one.
+        precision: The number type of matrix products: "float32", "bfloat16", "float16", or "auto" for the fastest
+            that this machine supports. Weights, sums, norms and hidden states are float32.
+        name: The name of the encoder in records. By default it is the name that the model was loaded by. The name of a
+            module that is not from transformers must be registered before it can be saved (`register_encoder`).
+        learning_rate: The recommended learning rate of fine-tuning; 0: the default of the task.
         copy: Whether to copy the model. Pass False to give the model away, which saves its memory.
     """
 
-    def __init__(self, model: Any, precision: str = "float32", *, copy: bool = True):
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any = None,
+        *,
+        precision: str = "float32",
+        name: str = "",
+        learning_rate: float = 0.0,
+        copy: bool = True,
+    ):
         super().__init__()
-        self.precision = precision
-        self.model = deepcopy(model) if copy else model
+        model = deepcopy(model) if copy else model
+        self._peft_model = [model] if hasattr(model, "peft_config") else []  # in a list, so that it is no submodule
+        with_head = without_peft(model)
+        self.model = model_body(with_head).float().eval()
+        self.tokenizer = tokenizer
+        self.precision = devices.resolve_precision(precision)
+        self.name = name or self.model.config.name_or_path or type(self.model).__name__
+        self.learning_rate = learning_rate
+        self.bert_head = bert_head_weights(with_head)
+        """Weights of BERT's own head, if the model has them: `pooler.*` and/or `classifier.*`."""
         self.model.pooler = None  # the head has a pooler of its own; this one would be a parameter without a gradient
-        self.num_layers: int = model.config.num_hidden_layers + 1
-        self.hidden_size: int = model.config.hidden_size
+        self.num_layers: int = self.model.config.num_hidden_layers + 1
+        self.hidden_size: int = self.model.config.hidden_size
         if cpu_optimizations.enabled():
             replace_dropout(self.model)
             replace_attention(self.model)
+
+    @classmethod
+    def from_pretrained(
+        cls, name: str | Path, *, device: str | torch.device | None = None, precision: str = "float32"
+    ) -> "Encoder":
+        """Load an encoder by a name of ENCODERS, a Hub name, or the path of a directory in the Hugging Face layout.
+
+        Args:
+            name: The name or path.
+            device: Where the weights are put, e.g. "cuda"; the CPU by default.
+            precision: The number type of matrix products, as in `Encoder`.
+        """
+        from bertvision.encoders.loading import load_encoder  # that module imports this one
+
+        encoder = load_encoder(str(name), precision).encoder
+        return encoder if device is None else encoder.to(device)
+
+    def save_pretrained(self, directory: str | Path) -> None:
+        """Write encoder, tokenizer and the weights of BERT's own head in the Hugging Face layout.
+
+        Adapters of peft are merged, so that the directory holds an ordinary encoder.
+        """
+        self.save(Path(directory), self.tokenizer, self.bert_head)
+
+    def save(self, directory: Path, tokenizer: Any, bert_head: Mapping[str, Tensor]) -> None:
+        """Write the encoder with this tokenizer and these weights of BERT's own head."""
+        self.require_saveable()
+        with quiet(), self.full_table():
+            size = sum(p.numel() * p.element_size() for p in self.parameters())
+            require_space(directory, size, "The encoder")
+            model = model_body(deepcopy(self._peft_model[0]).merge_and_unload()) if self._peft_model else self.model
+            model.save_pretrained(directory)
+            if isinstance(model, ModuleAdapter):
+                write_json(directory / REGISTERED_FILE, {"name": self.name})
+            if tokenizer is not None:
+                tokenizer.save_pretrained(directory)
+        if bert_head:
+            save_tensors(directory / BERT_HEAD_FILE, dict(bert_head))
+
+    def require_saveable(self) -> None:
+        """Raise an error if the encoder could not be loaded again after it was saved."""
+        entry = ENCODERS.get(self.name)
+        if isinstance(self.model, ModuleAdapter) and (entry is None or entry.factory is None):
+            raise BertVisionError(
+                f"The encoder {self.name!r} is not part of transformers, so it can be saved and loaded only under a "
+                "registered name. Call `register_encoder(NAME, FUNCTION)` with a function that builds the encoder, "
+                "and give `Encoder` that name: Encoder(module, tokenizer, name=NAME)."
+            )
+
+    @property
+    def info(self) -> EncoderInfo:
+        """The tokenizer and the dimensions."""
+        if self.tokenizer is None:
+            raise BertVisionError("This encoder has no tokenizer. Create it with Encoder(model, tokenizer).")
+        return EncoderInfo.from_config(self.model.config, self.tokenizer, self.learning_rate)
+
+    @property
+    def max_tokens(self) -> int:
+        """The largest number of tokens that encoder and tokenizer support."""
+        return self.info.max_tokens
+
+    @property
+    def pad_ids(self) -> dict[str, int]:
+        """The padding value of each input."""
+        return self.info.pad_ids
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the weights."""
+        return next(self.parameters()).device
+
+    @property
+    def dropout(self) -> float:
+        """The dropout before the classifier, from the configuration of the model."""
+        config = self.model.config
+        dropout = getattr(config, "classifier_dropout", None)
+        return float(getattr(config, "hidden_dropout_prob", 0.1) if dropout is None else dropout)
+
+    def weights_hash(self) -> str:
+        """Return the SHA-256 of all tensors, in order of their names."""
+        digest = hashlib.sha256()
+        for key, tensor in sorted(self.model.state_dict().items()):
+            digest.update(key.encode())
+            digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+        return digest.hexdigest()
 
     def forward(
         self,
@@ -114,7 +257,7 @@ class Encoder(nn.Module):
 
         A second call adds tokens. Without the optimizations for CPUs all embeddings are trained.
         """
-        if cpu_optimizations.enabled():
+        if cpu_optimizations.enabled() and self.model.get_input_embeddings() is not None:
             restrict_vocabulary(self.model, vocabulary)
 
     def full_table(self) -> AbstractContextManager[None]:
@@ -123,13 +266,10 @@ class Encoder(nn.Module):
 
     def freeze(self, lowest: int) -> None:
         """Exclude the lowest layers from training: 1 freezes the embeddings, 2 also the first layer, and so on."""
-        blocks = [
-            each
-            for each in self.model.modules()
-            if isinstance(each, nn.ModuleList)
-            and len(each) == self.num_layers - 1  # ALBERT has one block for all layers
-        ]
-        parts = [self.model.embeddings, *(blocks[0] if blocks else [])]
+        lists = (module for module in self.model.modules() if isinstance(module, nn.ModuleList))
+        layers = next((blocks for blocks in lists if len(blocks) == self.num_layers - 1), [])  # none in ALBERT
+        is_module = isinstance(self.model, ModuleAdapter)  # whose parts are not known
+        parts = [] if is_module else [self.model.embeddings, *layers]
         if not 0 <= lowest <= len(parts):
             raise BertVisionError(f"0 to {len(parts)} layers of this encoder can be frozen, got {lowest}.")
         for part in parts[:lowest]:

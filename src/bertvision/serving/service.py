@@ -219,7 +219,7 @@ def _collect_rows(
 
 def _encoder_name(run: Any) -> str:
     entry = ENCODERS.get(run.record.encoder)
-    return entry.hub if entry else run.record.encoder.rstrip("/").rsplit("/", 1)[-1]
+    return entry.hub if entry and entry.hub else run.record.encoder.rstrip("/").rsplit("/", 1)[-1]
 
 
 def _describe(name: str, model: TrainedModel) -> dict[str, Any]:

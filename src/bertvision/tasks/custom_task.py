@@ -2,12 +2,13 @@
 
 import logging
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from bertvision.errors import BertVisionError
-from bertvision.tasks.reading import Table, read_table
+from bertvision.tasks.base import DataSource
+from bertvision.tasks.reading import read_table
 from bertvision.tasks.squad import SquadTask
 from bertvision.tasks.text import TextTask, as_number, label_name
 from bertvision.tasks.user_files import UserFiles
@@ -54,24 +55,47 @@ def task_from_files(
     columns = (text, text_pair) if text_pair else (text,)
     table = read_table(path)
     list(table.pick(columns))  # a missing text column is the likelier mistake, so it is reported first
-    labels = _read_labels(table, label)
+    labels = [value for _, (value,) in table.pick([label])]
+    check_labels(labels, lambda row, why: table.refuse(table.lines[row], why), f"column {label!r}")
+    return build_text_task(
+        labels, source=str(path), kind=kind, name=name, texts=columns, label=label, data_source=files
+    )
+
+
+def build_text_task(
+    labels: Sequence[Any],
+    *,
+    source: str,
+    kind: str,
+    name: str,
+    texts: tuple[str, ...],
+    label: str,
+    classes: Sequence[str] | None = None,
+    data_source: DataSource | None = None,
+) -> TextTask:
+    """Build a task from its labels, which `check_labels` has accepted.
+
+    `classes` are the names of the classes in the order of the logits; None: those that occur in the labels, sorted.
+    """
     if kind == "auto":
         kind, reason = _infer_kind(labels)
-        logger.info(f"Column {label!r} of {path} is read as {kind}: {reason}.")
-    classes = _classes(labels, path) if kind == "classification" else ()
-    if not classes:
-        summary, metrics = "A score for each text", ("pearson", "spearman")
+        logger.info(f"Column {label!r} of {source} is read as {kind}: {reason}.")
+    if kind == "regression":
+        summary, metrics, classes = "A score for each text", ("pearson", "spearman"), ()
     else:
+        classes = classes or _classes(labels)
+        if len(classes) < 2:
+            raise BertVisionError(f"{source} holds one class only ({classes[0]!r}); training needs two or more.")
         summary = f"One of {len(classes)} classes for each text"
         metrics = ("accuracy", "f1" if len(classes) == 2 else "macro_f1")
     return TextTask(
         name=name,
-        summary=f"{summary}, from {path.name}",
-        texts=columns,
+        summary=f"{summary}, from {Path(source).name}",
+        texts=texts,
         label=label,
-        classes=classes,
+        classes=tuple(classes),
         metrics=metrics,
-        data_source=files,
+        data_source=data_source,
     )
 
 
@@ -89,34 +113,23 @@ def _task_name(name: str, path: Path, reserved: Collection[str]) -> str:
     return name
 
 
-def _read_labels(table: Table, column: str) -> list[Any]:
-    """Return the labels, none of which may be empty, nor NaN or infinite among numbers."""
-    rows = [(line, value) for line, (value,) in table.pick([column])]
-    for line, value in rows:
+def check_labels(labels: Sequence[Any], refuse: Callable[[int, str], NoReturn], what: str) -> None:
+    """Refuse empty labels, and NaN or infinite labels among numbers. `refuse` takes the row and the reason."""
+    for row, value in enumerate(labels):
         if value is None or not label_name(value):
-            table.refuse(line, f"column {column!r} is empty where a label was expected.")
-    not_numbers = [(line, value) for line, value in rows if as_number(value) is None]
-    if len(not_numbers) < len(rows) and all(_is_not_finite(value) for _, value in not_numbers):
-        for line, value in not_numbers:
-            table.refuse(
-                line,
-                f"column {column!r} holds {label_name(value)!r}, but all other labels are numbers. "
-                "Correct or remove this line.",
-            )
-    return [value for _, value in rows]
+            refuse(row, f"{what} is empty where a label was expected.")
+    others = [row for row, value in enumerate(labels) if as_number(value) is None]
+    not_finite = ("nan", "inf", "infinity")
+    if len(others) < len(labels) and all(label_name(labels[row]).lower().lstrip("+-") in not_finite for row in others):
+        for row in others:
+            name = label_name(labels[row])
+            refuse(row, f"{what} holds {name!r}, but all other labels are numbers. Correct or remove this row.")
 
 
-def _is_not_finite(value: Any) -> bool:
-    return label_name(value).lower().lstrip("+-") in ("nan", "inf", "infinity")
-
-
-def _classes(labels: Sequence[Any], path: Path) -> tuple[str, ...]:
+def _classes(labels: Sequence[Any]) -> list[str]:
     """Return the names of the classes, in numerical order if all of them are numbers."""
     names = {label_name(value) for value in labels}
-    if len(names) < 2:
-        raise BertVisionError(f"{path} holds one class only ({names.pop()!r}); training needs two or more.")
-    numeric = all(as_number(name) is not None for name in names)
-    return tuple(sorted(names, key=float) if numeric else sorted(names))
+    return sorted(names, key=float if all(as_number(name) is not None for name in names) else None)
 
 
 def _infer_kind(labels: Sequence[Any]) -> tuple[str, str]:

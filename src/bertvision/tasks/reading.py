@@ -46,17 +46,6 @@ class Table:
         raise BertVisionError(f"{self.source}, line {line}: {why}")
 
 
-def read_table(path: Path) -> Table:
-    """Read a table in the format that the ending of its name indicates."""
-    readers = {".csv": read_csv, ".tsv": read_tsv, ".jsonl": read_jsonl, ".parquet": read_parquet}
-    if path.suffix.lower() not in readers:
-        raise BertVisionError(
-            f"Cannot read {path}: the ending {path.suffix!r} is unknown. Known: {', '.join(readers)} "
-            "(and .json for the SQuAD format)."
-        )
-    return readers[path.suffix.lower()](path)
-
-
 def read_tsv(path: Path, columns: Sequence[str] = ()) -> Table:
     """Read tab-separated values without quoting, as in GLUE. Give `columns` for files without a header line."""
     return parse_tsv(_text(path), str(path), path.stem, columns)
@@ -127,6 +116,20 @@ def read_parquet(path: Path) -> Table:
     rows = list(zip(*(column.to_pylist() for column in content.columns), strict=True))
     columns = content.column_names
     return _checked(Table(source=str(path), stem=path.stem, columns=columns, rows=rows, lines=range(1, len(rows) + 1)))
+
+
+READERS = {".csv": read_csv, ".tsv": read_tsv, ".jsonl": read_jsonl, ".parquet": read_parquet}
+
+
+def read_table(path: Path) -> Table:
+    """Read a table in the format that the ending of its name indicates."""
+    reader = READERS.get(path.suffix.lower())
+    if reader is None:
+        raise BertVisionError(
+            f"Cannot read {path}: the ending {path.suffix!r} is unknown. Known: {', '.join(READERS)} "
+            "(and .json for the SQuAD format)."
+        )
+    return reader(path)
 
 
 def _checked(table: Table) -> Table:
