@@ -61,6 +61,7 @@ def state_request(data: ExperimentData, checkpoint: Checkpoint, name: str, view:
             labels=features.labels,
             ids=features.ids,
             second_text_starts=features.second_text_starts,
+            weights=features.weights,
         ),
         width=checkpoint.encoder.hidden_size,
         path=cache_keys.states_directory(data, checkpoint, name, view, identity),
