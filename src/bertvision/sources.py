@@ -68,9 +68,7 @@ def cache_directory(cache: str | Path = "") -> Path:
         return Path(cache).expanduser()
     if named := os.environ.get("BERTVISION_CACHE"):
         return Path(named).expanduser()
-    if shared := os.environ.get("XDG_CACHE_HOME"):
-        return Path(shared).expanduser() / "bertvision"
-    return Path.home() / ".cache" / "bertvision"
+    return Path(platformdirs.user_cache_dir("bertvision", appauthor=False))
 
 
 def registry_archive(package: str, cache: str | Path = "") -> Path:

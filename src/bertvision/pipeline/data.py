@@ -221,7 +221,12 @@ def load_data(config: PipelineConfig, splits: DataSplits | None = None) -> Exper
 
 
 def _tokenize(config: PipelineConfig, examples: list[Example]) -> Split:
-    return Split(examples, config.task.encode(examples, config.encoder.tokenizer, config.max_tokens))
+    features = config.task.encode(examples, config.encoder.tokenizer, config.max_tokens)
+    if any(example.weight != 1 for example in examples):
+        weights = {example.id: example.weight for example in examples}
+        rows = [weights[id] for id in features.example_ids]
+        features = replace(features, weights=np.array(rows, dtype=np.float32))
+    return Split(examples, features)
 
 
 def dev_examples(experiment: Experiment) -> list[Example]:

@@ -71,15 +71,15 @@ def run(experiment: Experiment | None = None, *, root: str | Path = "runs", **se
     return run_data(prepare(experiment or make(**settings)), Path(root))
 
 
-def run_data(data: ExperimentData, root: Path) -> ExperimentResult:
-    """Run the experiment of data that is already loaded."""
+def run_data(data: ExperimentData, root: Path, *, start: Run | None = None) -> ExperimentResult:
+    """Run the experiment of data that is already loaded. With `start`, heads are initialised with that run's head."""
     counts = [len(split.examples) for split in (data.train, data.validation, data.dev)]
     logger.info(
         f"{data.task.name}: {counts[0]:,} rows to train on, {counts[1]:,} to choose on, {counts[2]:,} to score, "
         f"from {data.source}."
     )
     checkpoints = finetune(data, root)
-    runs = runs_of(data, checkpoints, with_ensembles=True)
+    runs = runs_of(data, checkpoints, with_ensembles=True, start=start)
     trained = [run for run in runs if run.kind in ("head", "control")]
     last = [run for run in trained if run.record.fraction == max(data.experiment.head_fractions)]
     best = choose_best(last) if last else max(runs, key=lambda run: run.validation_score)
@@ -106,7 +106,9 @@ def finetune_multitask(members: Sequence[ExperimentData], root: Path) -> list[tu
     return list(zip(members, finetune_tasks(members, root), strict=True))
 
 
-def runs_of(data: ExperimentData, checkpoints: CheckpointSet, *, with_ensembles: bool = False) -> list[Run]:
+def runs_of(
+    data: ExperimentData, checkpoints: CheckpointSet, *, with_ensembles: bool = False, start: Run | None = None
+) -> list[Run]:
     """Return the runs of all fractions: BERT, heads and controls, and ensembles of BERT with the best head."""
     runs: list[Run] = []
     for fraction in checkpoints.fractions:
@@ -114,7 +116,7 @@ def runs_of(data: ExperimentData, checkpoints: CheckpointSet, *, with_ensembles:
         if fraction not in data.experiment.head_fractions:
             runs.append(bert_run(data, checkpoint))
             continue
-        bert, *trained = checkpoint_runs(data, checkpoint)
+        bert, *trained = checkpoint_runs(data, checkpoint, start=start)
         runs += [bert, *trained]
         if with_ensembles and trained:
             methods = ["mean"] if data.task.outputs == 1 else data.experiment.ensembles
