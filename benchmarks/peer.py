@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from cells import Cells, Finished
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, get_peft_model  # pyright: ignore[reportMissingImports]
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -36,11 +36,11 @@ LATENCY_ROWS = 200
 
 
 def anonymous() -> int:
-    """Bytes of this process that no file backs."""
+    """Return the anonymous memory of this process in bytes."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("RssAnon"):
             return int(line.split()[1]) * 1024
-    raise RuntimeError("this kernel does not tell anonymous memory")
+    raise RuntimeError("The kernel does not report anonymous memory.")
 
 
 class Meter:
@@ -75,37 +75,37 @@ class Meter:
 
 @dataclass
 class Outcome:
-    """What a method leaves behind."""
+    """The result of a method."""
 
     predict: Callable[[str], dict[str, Predictions]]
     """Predictions of "validation" or "dev" by each variant; the first is the method's own."""
     trainable: int
     kept_bytes: int
-    """What must be stored to answer later, beside the original backbone where it is unchanged."""
+    """What must be stored to answer later, in addition to the original encoder where it is unchanged."""
     answer: nn.Module
     """Tokens -> logits, to time an answer."""
     extra: dict[str, Any] = field(default_factory=dict)
 
 
 def load(data: ExperimentData) -> LoadedEncoder:
-    """The same backbone, in the same precision, for everyone."""
+    """Load the encoder, the same and in the same precision for all methods."""
     return load_encoder(data.experiment.encoder, data.experiment.precision)
 
 
-def checkpoints(data: ExperimentData, cell: dict, meter: Meter, adapt: Callable[[Encoder], None]) -> Outcome:
-    """Train a backbone with BERT's own head, in the one training loop; `adapt` says what of it may learn."""
+def finetune(data: ExperimentData, cell: dict, meter: Meter, adapt: Callable[[Encoder], None]) -> Outcome:
+    """Train an encoder with BERT's own head; `adapt` chooses which parameters are trained."""
     with meter.stage("load"):
         torch.manual_seed(cell["seed"])
         loaded = load(data)
         adapt(loaded.encoder)
         loaded.encoder.restrict_vocabulary(data.vocabulary())
-        reader = EncoderWithHead(loaded.encoder, BertHead(data.shape(loaded.encoder), dropout=loaded.dropout))
-    optim = replace(data.finetune, learning_rate=cell["rate"], epochs=cell["length"], schedule="linear")
+        model = EncoderWithHead(loaded.encoder, BertHead(data.shape(loaded.encoder), dropout=loaded.dropout))
+    optim = replace(data.config.finetuning, learning_rate=cell["rate"], epochs=cell["length"], schedule="linear")
     optim = replace(optim, warmup_epochs=0.1 * cell["length"])
 
     def predict(name: str) -> dict[str, Predictions]:
         split = getattr(data, name)
-        return data.predict({"model": reader}, data.ordered(split), split, name)
+        return data.predict({"model": model}, data.ordered(split), split, name)
 
     def validate(models: dict[str, nn.Module]) -> dict[str, tuple[float, float]]:
         return {"model": validation_score(data, data.validation, predict("validation")["model"])}
@@ -113,15 +113,15 @@ def checkpoints(data: ExperimentData, cell: dict, meter: Meter, adapt: Callable[
     with meter.stage("train"):
         batches = data.shuffled(optim)
         train_state = fit(
-            {"model": reader},
+            {"model": model},
             batches,
             data.task.loss,
             {"model": optim},
             FitOptions(seed=cell["seed"], validate=validate),
         )
     with loaded.encoder.full_table():  # words that did not occur could have changed, too
-        trainable = sum(p.numel() for p in reader.parameters() if p.requires_grad)
-    return Outcome(predict, trainable, 4 * trainable, reader, {"best_epoch": train_state["model"].best_epoch})
+        trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    return Outcome(predict, trainable, 4 * trainable, model, {"best_epoch": train_state["model"].best_epoch})
 
 
 def everything(encoder: Encoder) -> None:
@@ -141,7 +141,7 @@ def bitfit(encoder: Encoder) -> None:
 
 
 class Regression(nn.Module):
-    """Frozen features through a linear model: an answer to be timed."""
+    """A linear model on frozen features, as a module whose latency is measured."""
 
     def __init__(self, encoder: Encoder, features: Callable[[Tensor, Tensor], Tensor], model: Any):
         super().__init__()
@@ -212,6 +212,7 @@ def probe(data: ExperimentData, cell: dict, meter: Meter, features: Callable[[Te
         stream = ComputedStates(encoder, data.ordered(split), StateView(cross_layers=(encoder.num_layers - 1,)))
         found = np.empty((len(split.features), encoder.hidden_size), dtype=np.float32)
         for batch in stream.epoch(0):
+            assert isinstance(batch.inputs, Tensor)
             found[batch.rows] = features(batch.inputs[:, 0], batch.attention_mask).numpy()
         return found
 
@@ -231,6 +232,7 @@ def embedding(data: ExperimentData, cell: dict, meter: Meter) -> Outcome:
         stream = ComputedStates(encoder, data.ordered(split), StateView(cross_layers=(encoder.num_layers - 1,)))
         found = np.empty((len(examples), encoder.hidden_size), dtype=np.float32)
         for batch in stream.epoch(0):
+            assert isinstance(batch.inputs, Tensor)
             found[batch.rows] = nn.functional.normalize(mean(batch.inputs[:, 0], batch.attention_mask), dim=-1).numpy()
         return found
 
@@ -241,14 +243,14 @@ def embedding(data: ExperimentData, cell: dict, meter: Meter) -> Outcome:
         return np.concatenate([*sides, np.abs(sides[0] - sides[1]), sides[0] * sides[1]], axis=1)
 
     def paired(last: Tensor, mask: Tensor) -> Tensor:
-        """To be timed: a pair read as one text has as many tokens as its two read apart."""
+        """Return features of the right size to measure latency: both encodings of a pair have equally many tokens."""
         return mean(last, mask).repeat(1, 1 if kinds == 1 else 4)
 
     return linear(data, cell, meter, read, encoder, paired)
 
 
-class Whole(nn.Module):
-    """A backbone with a head that reads these of its layers."""
+class EncoderAndHead(nn.Module):
+    """An encoder and a head that reads some of its layers."""
 
     def __init__(self, encoder: Encoder, head: nn.Module, view: StateView):
         super().__init__()
@@ -275,8 +277,8 @@ def bertvision(data: ExperimentData, cell: dict, meter: Meter) -> Outcome:
         with meter.stage("states"):
             shuffled, dtype = data.shuffled(data.config.head_training), heads.training_dtype(new.values())
             batches = {
-                "validation": states(data, checkpoint, "validation", view, data.ordered(data.validation), print),
-                "train": states(data, checkpoint, "train", view, shuffled, print, dtype),
+                "validation": states(data, checkpoint, "validation", view, data.ordered(data.validation)),
+                "train": states(data, checkpoint, "train", view, shuffled, dtype),
             }
 
         def learn(name: str) -> TrainState:
@@ -295,10 +297,9 @@ def bertvision(data: ExperimentData, cell: dict, meter: Meter) -> Outcome:
             train_state = learn(spec)
         with meter.stage("control"):
             only = learn(control)
-        batches["dev"] = states(data, checkpoint, "dev", view, data.ordered(data.dev), print)
-        bert = heads.LayerSelect(
-            checkpoint.bert_head, StateView(cross_layers=(checkpoint.encoder.num_layers - 1,)), view
-        )
+        batches["dev"] = states(data, checkpoint, "dev", view, data.ordered(data.dev))
+        last_layer = StateView(cross_layers=(checkpoint.encoder.num_layers - 1,))
+        bert = heads.LayerSelect(checkpoint.bert_head, last_layer, view)
         models = {"model": train_state.model, "control": only.model, "bert": bert}
         found = {name: data.predict(models, batches[name], getattr(data, name), name) for name in ("validation", "dev")}
     for each in found.values():
@@ -306,13 +307,15 @@ def bertvision(data: ExperimentData, cell: dict, meter: Meter) -> Outcome:
     trainable = sum(p.numel() for p in train_state.model.parameters())
     kept = 4 * (sum(p.numel() for p in checkpoint.encoder.parameters()) + trainable)
     extra = {"best_epoch": train_state.best_epoch, "head": spec}
-    return Outcome(lambda name: found[name], trainable, kept, Whole(checkpoint.encoder, train_state.model, view), extra)
+    return Outcome(
+        lambda name: found[name], trainable, kept, EncoderAndHead(checkpoint.encoder, train_state.model, view), extra
+    )
 
 
 METHODS: dict[str, Callable[[ExperimentData, dict, Meter], Outcome]] = {
-    "fine-tuning": lambda data, cell, meter: checkpoints(data, cell, meter, everything),
-    "lora": lambda data, cell, meter: checkpoints(data, cell, meter, lora),
-    "bitfit": lambda data, cell, meter: checkpoints(data, cell, meter, bitfit),
+    "fine-tuning": lambda data, cell, meter: finetune(data, cell, meter, everything),
+    "lora": lambda data, cell, meter: finetune(data, cell, meter, lora),
+    "bitfit": lambda data, cell, meter: finetune(data, cell, meter, bitfit),
     "probe-cls": lambda data, cell, meter: probe(data, cell, meter, cls),
     "probe-mean": lambda data, cell, meter: probe(data, cell, meter, mean),
     "embedding": embedding,
@@ -322,14 +325,14 @@ METHODS: dict[str, Callable[[ExperimentData, dict, Meter], Outcome]] = {
 
 
 def settings(cell: dict, data_dir: str, rows: int, dev_rows: int) -> Experiment:
-    """The same rows for everyone."""
+    """Return the experiment of a cell. All methods use the same rows."""
     found = {"data_dir": data_dir} if data_dir and cell["task"] in ("mrpc", "stsb") else {}
     experiment = make(task=cell["task"], limit=rows, limit_dev=dev_rows, seed=cell["seed"], controls=False, **found)
     if cell["method"] == "bertvision-run":
         experiment = replace(experiment, fractions=[cell["length"]], states="store")
     if cell["method"] == "bertvision":
         warmup = 0.1 * cell["length"]
-        optim = replace(experiment.finetune, learning_rate=cell["rate"], schedule="linear", warmup=warmup)
+        optim = replace(experiment.finetune, learning_rate=cell["rate"], schedule="linear", warmup_epochs=warmup)
         experiment = replace(experiment, fractions=[cell["length"]], finetune=optim, states="store")
     return experiment
 
@@ -349,7 +352,7 @@ def latency(model: nn.Module, data: ExperimentData) -> float:
 
 
 def run(cell: dict, cells: Cells, key: str, data_dir: str, rows: int, dev_rows: int, alone: bool) -> None:
-    """Run the cell and keep what it found among the finished ones, under a key."""
+    """Run a cell and save its results under `key`."""
     meter = Meter()
     with meter.stage("tokenize"):
         data = pipeline.prepare(settings(cell, data_dir, rows, dev_rows))
@@ -370,8 +373,8 @@ def run(cell: dict, cells: Cells, key: str, data_dir: str, rows: int, dev_rows: 
         chosen = task.fit_decoding(validation[name], data.validation.features, data.validation.examples)
         outcomes = task.outcomes(task.decode(predictions, split.features, chosen), split.examples)
         compared[name] = np.float32(outcomes).round(4)
-        graded = list(validation_score(data, data.validation, validation[name]))
-        scores[name] = task.compute_metrics(outcomes) | {"grade": graded}
+        validation_scores = list(validation_score(data, data.validation, validation[name]))
+        scores[name] = task.compute_metrics(outcomes) | {"grade": validation_scores}
     found |= {
         "primary": task.primary,
         "score": scores["model"][task.primary],

@@ -85,20 +85,20 @@ def measure(given: argparse.Namespace) -> None:
     encoder = loaded.encoder
     layers, width = encoder.num_layers - 1, encoder.hidden_size
     parameters = sum(p.numel() for n, p in encoder.named_parameters() if "embeddings" not in n)
-    encoder = EncoderCost(layers, width, parameters)
+    cost = EncoderCost(layers, width, parameters)
     shape = HeadShape(num_layers=layers + 1, max_tokens=given.length, hidden_size=width, num_outputs=2, per_token=True)
-    reader = EncoderWithHead(encoder, BertHead(shape)).to(device)
+    model = EncoderWithHead(encoder, BertHead(shape)).to(device)
     inputs = {"input_ids": torch.randint(1000, 2000, (given.rows, given.length), device=device)}
     mask = torch.ones(given.rows, given.length, dtype=torch.bool, device=device)
-    work = given.rows * given.length * encoder.forward(given.length)
+    work = given.rows * given.length * cost.forward(given.length)
 
     def forward() -> None:
         with torch.no_grad():
             encoder(inputs, mask)
 
     def train() -> None:
-        reader(inputs, mask).square().mean().backward()
-        reader.zero_grad()
+        model(inputs, mask).square().mean().backward()
+        model.zero_grad()
 
     print(f"{given.encoder} on {device}, {given.rows} x {given.length} tokens, {given.precision}:")
     print(f"forward pass {work / _median(forward, device) / 1e9:,.1f} GFLOP/s")

@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -107,11 +108,11 @@ def percentiles(latencies: np.ndarray) -> str:
     return f"p50 {p50:.1f} ms, p99 {p99:.1f} ms"
 
 
-def texts_of(predictor: TrainedModel, longest: int, about: int, count: int) -> list[str]:
+def texts_of(model: TrainedModel, longest: int, about: int, count: int) -> list[str]:
     """Make texts of real sentences: of about `about` tokens, at most `longest`."""
-    sentences = [example.texts[0] for example in dev_examples(experiment_of(predictor.run))]
+    sentences = [example.texts[0] for example in dev_examples(experiment_of(model.run))]
     draw, made = random.Random(0), []
-    lengths = dict(zip(sentences, predictor.encode(sentences).lengths.tolist(), strict=True))
+    lengths = dict(zip(sentences, model.encode(sentences).lengths.tolist(), strict=True))
     while len(made) < count:
         text, size = "", 2
         while size < about:
@@ -125,13 +126,16 @@ def texts_of(predictor: TrainedModel, longest: int, about: int, count: int) -> l
 
 
 @torch.inference_mode()
-def bare(predictor: TrainedModel, texts: list[str], batch: int, seconds: float) -> float:
+def bare(model: TrainedModel, texts: list[str], batch: int, seconds: float) -> float:
     """Return the tokens a second of the encoder alone, in batches of texts of like length."""
-    shared_encoder = predictor.attached_heads[0].shared_encoder
+    shared_encoder = model.attached_heads[0].shared_encoder
     assert isinstance(shared_encoder, TorchEncoder)
-    features = predictor.encode(texts)
-    tokens = TokenBatches(features, batch, predictor.pad_ids)
-    batches = [(each.inputs, each.attention_mask, int(features.lengths[each.rows].sum())) for each in tokens.epoch(0)]
+    features = model.encode(texts)
+    tokens = TokenBatches(features, batch, model.pad_ids)
+    batches = [
+        (cast("dict[str, torch.Tensor]", batch.inputs), batch.attention_mask, int(features.lengths[batch.rows].sum()))
+        for batch in tokens.epoch(0)
+    ]
     for inputs, mask, _ in batches[:2]:
         shared_encoder.encoder.model(**inputs, attention_mask=mask)
     done, began = 0, time.perf_counter()
@@ -143,12 +147,12 @@ def bare(predictor: TrainedModel, texts: list[str], batch: int, seconds: float) 
 
 
 @torch.inference_mode()
-def plain_loop(predictor: TrainedModel, texts: list[str], seconds: float) -> float:
+def plain_loop(model: TrainedModel, texts: list[str], seconds: float) -> float:
     """Return the texts a second of what one would write without a server: tokenize, encode, classify, one by one."""
-    shared_encoder, own = predictor.bert_head
+    shared_encoder, own = model.bert_head
     assert isinstance(shared_encoder, TorchEncoder)
     head = shared_encoder.heads[own]
-    tokenizer = predictor._tokenizer
+    tokenizer = model._tokenizer
     done, began = 0, time.perf_counter()
     while time.perf_counter() - began < seconds:
         encoded = tokenizer(texts[done % len(texts)], return_tensors="pt", truncation=True, max_length=128)
@@ -201,14 +205,14 @@ def main() -> None:
             controls=False, train={"epochs": 1}, max_tokens=256, root=place,
         )  # fmt: skip
         runs = [run.directory for run in result.runs if run.kind == "head"]
-        predictor = load(result.best)
-        long, short = texts_of(predictor, 200, 170, 256), texts_of(predictor, 24, 12, 256)
-        mean = float(predictor.encode(long).lengths.mean())
-        forward = bare(predictor, long, given.clients, given.seconds)
-        loop = plain_loop(predictor, short, given.seconds)
+        model = load(result.best)
+        long, short = texts_of(model, 200, 170, 256), texts_of(model, 24, 12, 256)
+        mean = float(model.encode(long).lengths.mean())
+        forward = bare(model, long, given.clients, given.seconds)
+        loop = plain_loop(model, short, given.seconds)
         print(f"bare forward {forward:,.0f} tokens/s at {mean:.0f} tokens a text; plain loop {loop:.1f} texts/s")
         serve(report, given, runs, long, short, forward, loop)
-        onnx(report, predictor, short, Path(place) / "onnx")
+        onnx(report, model, short, Path(place) / "onnx")
     if given.json:
         given.json.write_text(json.dumps(report.rows, indent=2) + "\n")
     sys.exit(0 if all(row["met"] for row in report.rows) else 1)
@@ -273,12 +277,12 @@ def _wait(port: int) -> list[str]:
         return [each["name"] for each in json.load(found)["models"]]
 
 
-def onnx(report: Report, predictor: TrainedModel, short: list[str], place: Path) -> None:
+def onnx(report: Report, model: TrainedModel, short: list[str], place: Path) -> None:
     """Measure one answer at a time, with torch and with onnxruntime, at equal answers."""
-    examples = dev_examples(experiment_of(predictor.run))
-    (parity,) = export_onnx([predictor], place, [examples])
+    examples = dev_examples(experiment_of(model.run))
+    (parity,) = export_onnx([model], place, [examples])
     exported = load_all([place])[0]
-    eager, fast = (latency(each.predict, short, 300) for each in (predictor, exported))
+    eager, fast = (latency(each.predict, short, 300) for each in (model, exported))
     note = f"{eager * 1e3:.1f} against {fast * 1e3:.1f} ms; {parity.agreement:.1f} % of {parity.rows} answers equal"
     report.add("ONNX at batch 1: against eager torch", eager / fast, 1.3, True, note)
 

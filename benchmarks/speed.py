@@ -31,7 +31,7 @@ def peak(precision: str, seconds: float = 1.0) -> float:
     best, until = float("inf"), time.perf_counter() + seconds
     while time.perf_counter() < until:
         began = time.perf_counter()
-        a @ b
+        torch.matmul(a, b)
         best = min(best, time.perf_counter() - began)
     return 2 * a.shape[0] * a.shape[1] * b.shape[1] / best
 
@@ -45,7 +45,7 @@ def work(data: ExperimentData, split: str, width: int, layers: int) -> float:
 def measure(given: argparse.Namespace) -> dict[str, float]:
     """Time both stages once, between two measurements of the peak."""
     found = {"data_dir": given.data_dir} if given.data_dir else {"source": "registry"}
-    found |= {"auxiliary_head": "last", "precision": resolve_precision(given.precision)}
+    found |= {"auxiliary_head": "bert-head", "precision": resolve_precision(given.precision)}
     rows = {"limit": given.rows, "limit_dev": given.rows}
     experiment = make(task=given.task, fractions=[1.0], encoder=given.encoder, **rows, **found)
     with tempfile.TemporaryDirectory() as place:
@@ -57,7 +57,7 @@ def measure(given: argparse.Namespace) -> dict[str, float]:
         checkpoint = pipeline.open_checkpoint(data, checkpoints, 1.0)
         pipeline.bert_run(data, checkpoint)
         finetuning = time.perf_counter() - began
-        loop = checkpoints.checkpoint(1.0)["seconds"]
+        loop = checkpoints.record(1.0).seconds
         peaks.append(peak(experiment.precision))
         began = time.perf_counter()
         stored = replace(experiment, states="store", head_fractions=[1.0], heads=["adapter:token_pooling=max"])

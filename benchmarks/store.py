@@ -27,6 +27,7 @@ import torch
 from torch import nn
 
 from bertvision.heads import build_head
+from bertvision.lab.store_conversion import convert
 from bertvision.pipeline import ExperimentData, finetune, open_checkpoint, prepare
 from bertvision.pipeline.evaluation import validation_score
 from bertvision.pipeline.experiment import make
@@ -41,7 +42,6 @@ from bertvision.states import (
     StoredStates,
     TokenBatches,
     WriteOptions,
-    convert,
     write,
 )
 from bertvision.training import FitOptions, fit
@@ -51,8 +51,8 @@ HEAD = "adapter-skip"
 SENTENCE_HEAD = "adapter:token_pooling=max"
 
 
-class TrialRunner:
-    """What the sections share: data, backbone, a scratch directory."""
+class Setup:
+    """What the sections share: data, encoder, a scratch directory."""
 
     def __init__(self, given: argparse.Namespace, scratch: Path):
         self.given, self.scratch = given, scratch
@@ -66,17 +66,17 @@ class TrialRunner:
     def extracted(
         self, name: str, type: str, data: ExperimentData | None = None, checkpoint: Checkpoint | None = None
     ) -> Store:
-        """Write or open the states of a split; smaller types are converted from float32, without the backbone."""
+        """Write or open the states of a split; smaller types are converted from float32, without the encoder."""
         data, checkpoint = data or self.data, checkpoint or self.checkpoint
         features = getattr(data, name).features
         path = self.scratch / f"{data.task.name}-{name}"
         rows = RowTable(lengths=features.lengths, labels=features.labels, ids=features.ids)
-        stream = checkpoint.stream(data, data.ordered(getattr(data, name)), self.view)
+        stream = checkpoint.stream(data.ordered(getattr(data, name)), self.view)
         exact = write(path / "float32", stream, rows, {"split": name}, self.width, WriteOptions(type="float32"))
         return exact if type == "float32" else convert(exact, path / type, type=type)
 
 
-def size(runner: TrialRunner) -> dict[str, Any]:
+def size(runner: Setup) -> dict[str, Any]:
     """Bytes against padded float32 at the task's maximum length."""
     lengths = np.concatenate([getattr(runner.data, name).features.lengths for name in ("train", "validation", "dev")])
 
@@ -88,7 +88,7 @@ def size(runner: TrialRunner) -> dict[str, Any]:
     return {"mean_length": float(lengths.mean()), "max_tokens": runner.data.max_tokens, "times_smaller": found}
 
 
-def agreement(runner: TrialRunner) -> dict[str, Any]:
+def agreement(runner: Setup) -> dict[str, Any]:
     """The same trained head on exact and on stored states: how often is the answer the same?"""
     data, task, split = runner.data, runner.data.task, runner.data.dev
     head, score = _trained(data, runner, "float32", 0, HEAD)
@@ -110,7 +110,7 @@ def agreement(runner: TrialRunner) -> dict[str, Any]:
 
 
 def _trained(
-    data: ExperimentData, runner: TrialRunner, type: str, seed: int, spec: str, checkpoint: Checkpoint | None = None
+    data: ExperimentData, runner: Setup, type: str, seed: int, spec: str, checkpoint: Checkpoint | None = None
 ) -> tuple[nn.Module, float]:
     """Train a head on stored states; return it with its best validation score."""
     checkpoint = checkpoint or runner.checkpoint
@@ -134,7 +134,7 @@ def _trained(
     return train_state.model, train_state.validation_scores[train_state.best_epoch - 1][0]
 
 
-def retrained(runner: TrialRunner) -> dict[str, Any]:
+def retrained(runner: Setup) -> dict[str, Any]:
     """A head trained on int8 states against one trained on float32 states, three head seeds, scored on dev."""
     found: dict[str, Any] = {}
     jobs: list[tuple[str, ExperimentData, Checkpoint, str]] = [("squad2", runner.data, runner.checkpoint, HEAD)]
@@ -156,7 +156,7 @@ def retrained(runner: TrialRunner) -> dict[str, Any]:
     return found
 
 
-def _score(data: ExperimentData, runner: TrialRunner, head: nn.Module, type: str, checkpoint: Checkpoint) -> float:
+def _score(data: ExperimentData, runner: Setup, head: nn.Module, type: str, checkpoint: Checkpoint) -> float:
     """Tune on validation, score dev."""
     task, found = data.task, {}
     for name in ("validation", "dev"):
@@ -168,7 +168,7 @@ def _score(data: ExperimentData, runner: TrialRunner, head: nn.Module, type: str
     return task.score(answers, data.dev.examples)[task.primary]
 
 
-def epoch(runner: TrialRunner) -> dict[str, Any]:
+def epoch(runner: Setup) -> dict[str, Any]:
     """A head epoch from the int8 store against the same epoch over decoded batches in memory."""
     data = runner.data
     store = runner.extracted("train", "int8")
@@ -181,7 +181,7 @@ def epoch(runner: TrialRunner) -> dict[str, Any]:
         f"{state}{what}": [] for state in states for what in ("", "_wait")
     }
     for _ in range(runner.given.repeats):
-        results["memory"].append(_head_epoch(runner, decoded))
+        results["memory"].append(_head_epoch(runner, decoded))  # pyright: ignore[reportArgumentType]
         opened = Store(store.path)  # as in training: one reader, whose first epoch also checks and makes room
         for state in states:
             if state == "cold":
@@ -222,7 +222,7 @@ class _Decoded:
         yield from self.batches[start:]
 
 
-def _head_epoch(runner: TrialRunner, batches: Batches) -> float:
+def _head_epoch(runner: Setup, batches: Batches) -> float:
     """Seconds of one epoch of training the default span head."""
     data = runner.data
     torch.manual_seed(0)
@@ -233,7 +233,7 @@ def _head_epoch(runner: TrialRunner, batches: Batches) -> float:
     return time.perf_counter() - began
 
 
-def read(runner: TrialRunner) -> dict[str, Any]:
+def read(runner: Setup) -> dict[str, Any]:
     """Cold reading: shuffled against sequential, and against the layout of the original."""
     store = runner.extracted("train", "int8")
     plan = BatchPlan(store.row_table.lengths, 32, seed=0)
@@ -283,9 +283,9 @@ def _clock(work: Callable[[], None]) -> float:
     return time.perf_counter() - began
 
 
-def original(runner: TrialRunner) -> dict[str, Any]:
+def original(runner: Setup) -> dict[str, Any]:
     """Examples/s against the original's layout: HDF5, padded float32, one row at a time."""
-    import h5py
+    import h5py  # pyright: ignore[reportMissingImports]
 
     store = runner.extracted("train", "int8")
     rows = min(runner.given.hdf5_rows, store.rows)
@@ -297,7 +297,7 @@ def original(runner: TrialRunner) -> dict[str, Any]:
             shape = (rows, runner.view.num_channels, longest, runner.width)
             data = file.create_dataset("states", shape, dtype="float32", chunks=(1, *shape[1:]))
             for batch in StoredStates(store, BatchPlan(store.row_table.lengths[:rows], 16)).epoch(0):
-                for row, state in zip(batch.rows, batch.inputs, strict=True):
+                for row, state in zip(batch.rows, torch.as_tensor(batch.inputs), strict=True):
                     data[row, :, : state.shape[1]] = state.numpy()
         path.with_suffix(".tmp").rename(path)
     batches = [order[i : i + 32] for i in range(0, rows, 32)]
@@ -328,12 +328,12 @@ def original(runner: TrialRunner) -> dict[str, Any]:
     }
 
 
-def writing(runner: TrialRunner) -> dict[str, Any]:
+def writing(runner: Setup) -> dict[str, Any]:
     """Extraction against the bare forward pass over the same batches."""
     data, rows = runner.data, runner.given.write_rows
     features = _first(data.train.features, rows)
     tokens = TokenBatches(features, 64, data.pad_ids, budget=8192)
-    stream = runner.checkpoint.stream(data, tokens, runner.view)
+    stream = runner.checkpoint.stream(tokens, runner.view)
     known = RowTable(lengths=features.lengths, labels=features.labels, ids=features.ids)
     plans: list[np.ndarray] = []
 
@@ -383,20 +383,18 @@ def _first(features: Features, rows: int) -> Features:
     )
 
 
-def _peak(runner: TrialRunner, rows: int) -> float:
-    """Peak anonymous memory of an extraction in a process of its own, above what it has with the backbone loaded."""
+def _peak(runner: Setup, rows: int) -> float:
+    """Peak anonymous memory of an extraction in a process of its own, above that with the encoder loaded."""
     given = runner.given
     command = [sys.executable, __file__, "--data-dir", given.data_dir, "--encoder", given.encoder]
     command += ["--rows", str(given.rows), "--dev-rows", "8", "--peak", str(rows)]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
 
 
-def peak(runner: TrialRunner, rows: int) -> float:
+def peak(runner: Setup, rows: int) -> float:
     """Extract, watching this process's memory."""
     features = _first(runner.data.train.features, rows)
-    stream = runner.checkpoint.stream(
-        runner.data, TokenBatches(features, 64, runner.data.pad_ids, budget=8192), runner.view
-    )
+    stream = runner.checkpoint.stream(TokenBatches(features, 64, runner.data.pad_ids, budget=8192), runner.view)
     known = RowTable(lengths=features.lengths, labels=features.labels, ids=features.ids)
     before, highest, stop = _anonymous(), 0.0, threading.Event()
 
@@ -450,7 +448,7 @@ def main() -> None:
     parser.add_argument("--peak", type=int, default=0, help=argparse.SUPPRESS)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        runner = TrialRunner(given, given.scratch if given.scratch and not given.peak else Path(folder))
+        runner = Setup(given, given.scratch if given.scratch and not given.peak else Path(folder))
         if given.peak:
             print(peak(runner, given.peak))
             return

@@ -1,13 +1,13 @@
-"""Every head beside BERT, the controls and the ensembles; the default head tested against each of them.
+"""Compare every head with BERT, the controls and the ensembles, and test the default head against each of them.
 
     python benchmarks/zoo.py sentences --data-dir GLUE [--stages main,single,default,decayed,deep,xception]
     python benchmarks/zoo.py spans --data-dir SQUAD --checkpoints DIR --stores DIR [--stages main,heavy,cnn,deep]
     python benchmarks/zoo.py sentences|spans --report
 
-Hours, resumable: what is finished is skipped. At the end, which takes minutes, packs how every answer compared with
-its label into benchmarks/results/zoo-*.parquet and writes benchmarks/results/zoo-*.json and docs/zoo-*.md; --report
-does only that.
-DIR of --checkpoints holds fine-tuned backbones, named by their epochs; --stores takes about 7 GB for each.
+This takes hours. Finished cells are skipped, so it can be interrupted. At the end, the outcomes of all answers are
+packed into benchmarks/results/zoo-*.parquet, and benchmarks/results/zoo-*.json and docs/zoo-*.md are written, which
+takes minutes; --report does only that.
+DIR of --checkpoints holds fine-tuned encoders, named by their epochs; --stores takes about 7 GB for each.
 """
 
 import argparse
@@ -75,25 +75,25 @@ HEAVY_SPANS = [
 ]
 CNN_SPANS = [name for name in heads.HEADS if "cnn" in name]
 DEEP_SPANS = [name for name in heads.HEADS if "ception" in name and "adapter" in name]  # the others are for sentences
-# Convolutions over the image of a window take up to 50 times as long as the backbone that made it.
+# Convolutions over the hidden states of a window take up to 50 times as long as the encoder.
 PARTS = {"cnn": {"limit": 150, "limit_dev": 200}, "deep": {"limit": 60, "limit_dev": 60}}
 LIMITS = {"sst2": 10_000}
-# Of sentence heads, else 5: the full Xception is as large as the encoder, a dozen times as slow as its small twin.
+# Epochs of sentence heads, 5 where not given. The full Xception is as large as the encoder, and slow.
 EPOCHS = {"xception": 1.0}
 COMBINATIONS = ["max", "mean", "product"]
 BERT, DECAYED = "BERT, same checkpoint", "BERT, decayed to zero"
 LAST, ONLY = "control: last, retrained", "control: default head, last layer only"
 OURS = "**default head**"
-MIXED = {how: f"BERT + default ({how})" for how in COMBINATIONS}
+WITH_BERT = {how: f"BERT + default ({how})" for how in COMBINATIONS}
 CHOSEN = "paper head that validation chooses"
 SEEDS = {"sentences": [0, 1, 2], "spans": [0, 1]}
 
-SeedJob = dict[str, list[Scored]]
-"""Every model, seed by seed."""
+ScoresBySeed = dict[str, list[Scored]]
+"""The scores of every model, one for each seed."""
 
 
 def train(experiment: Experiment, fraction: float, root: Path, default: str = "") -> dict[str, Run]:
-    """Train and score an experiment's heads, BERT, and the ensembles of BERT with the default head, if it is told."""
+    """Train and score an experiment's heads, BERT, and if `default` is given, ensembles of BERT with that head."""
     data = pipeline.prepare(experiment)
     checkpoint = pipeline.open_checkpoint(data, pipeline.finetune(data, root), fraction)
     bert, *runs = pipeline.checkpoint_runs(data, checkpoint)
@@ -102,7 +102,7 @@ def train(experiment: Experiment, fraction: float, root: Path, default: str = ""
     if default in trained:
         found[OURS] = trained[default]
         for how in COMBINATIONS:
-            found[MIXED[how]] = pipeline.ensemble(data, checkpoint.directory, [bert, trained[default]], how)
+            found[WITH_BERT[how]] = pipeline.ensemble(data, checkpoint.directory, [bert, trained[default]], how)
     return found
 
 
@@ -117,41 +117,41 @@ def last_layer_only(spec: str) -> str:
 
 
 def default_of(task: str) -> str:
-    """The head that a task gets unless told otherwise."""
+    """Return the default head of a task."""
     return str(heads.default_head(TASKS[task].example_kind))
 
 
 def single_of(task: str) -> str:
-    """One copy of it, of the usual size, on all layers of texts that are read together, as the other heads are."""
+    """Return a single member of the default head, of the usual size, on all layers of cross-encoded texts."""
     default = heads.default_head(TASKS[task].example_kind)
     options = {key: value for key, value in default.given if key not in ("members", "size", "layers", "encoding")}
     return str(HeadConfig(default.name, **options))
 
 
 def row_name(spec: str, default: str = "") -> str:
-    """Name a head as the tables do."""
+    """Return the name of a head in the tables."""
     name = canonical(spec)
     only = last_layer_only(default) if default else None
     return {"bert-head": LAST, only: ONLY}.get(name, name)
 
 
-def add(cell: SeedJob, found: dict[str, Scored]) -> None:
+def add(cell: ScoresBySeed, found: dict[str, Scored]) -> None:
     """Append a seed's models."""
     for name, each in found.items():
         cell.setdefault(name, []).append(each)
 
 
-def scores(columns: dict[str, SeedJob]) -> dict[str, dict[str, Any]]:
+def scores(columns: dict[str, ScoresBySeed]) -> dict[str, dict[str, Any]]:
     """Mean, interval and seeds of every model in every column."""
     found: dict[str, dict[str, Any]] = {}
     for column, cell in columns.items():
         for name, seeds in cell.items():
             low, high = interval(TASKS[seeds[0].task], [each.outcomes for each in seeds], resamples=500)
             found.setdefault(name, {})[column] = {
-                "mean": float(np.mean([each.primary_score for each in seeds])),
+                "mean": float(np.mean([each.primary for each in seeds])),
                 "low": low,
                 "high": high,
-                "seeds": [each.primary_score for each in seeds],
+                "seeds": [each.primary for each in seeds],
                 "validation": float(np.mean([each.validation for each in seeds])),
                 "parameters": seeds[0].parameters,
                 "scores": seeds[0].score,
@@ -182,7 +182,7 @@ def table(found: dict[str, dict[str, Any]], columns: Sequence[str], papers: dict
     return lines
 
 
-def against(rival: str, ours: str, cells: Sequence[SeedJob]) -> ScoreDifference:
+def against(rival: str, ours: str, cells: Sequence[ScoresBySeed]) -> ScoreDifference:
     """Test the model `ours` against a rival over these cells."""
     pairs = []
     for cell in cells:
@@ -192,7 +192,7 @@ def against(rival: str, ours: str, cells: Sequence[SeedJob]) -> ScoreDifference:
     return compare(pairs, resamples=2000)
 
 
-def tests(rivals: Sequence[str], cells: Sequence[SeedJob]) -> tuple[list[str], dict[str, Any]]:
+def tests(rivals: Sequence[str], cells: Sequence[ScoresBySeed]) -> tuple[list[str], dict[str, Any]]:
     """The table of the default head against each rival, p-values corrected over all of them (Holm)."""
     rivals = [rival for rival in rivals if all(rival in cell for cell in cells)]
     gaps = {rival: against(rival, OURS, cells) for rival in rivals}
@@ -208,11 +208,11 @@ def tests(rivals: Sequence[str], cells: Sequence[SeedJob]) -> tuple[list[str], d
 def sentences(given: argparse.Namespace) -> None:
     """Sentence tasks, fine-tuned here."""
     finished = Cells.of("zoo-sentences")
-    found: dict[tuple[str, float], SeedJob] = {}
+    found: dict[tuple[str, float], ScoresBySeed] = {}
 
     def specs(stage: str, task: str) -> list[str]:
-        if stage == "default":  # apart, with what it is tested against: when the default changes, the others stay
-            return [default_of(task), "last", last_layer_only(default_of(task))]
+        if stage == "default":  # a stage of its own, so that a new default does not repeat the others
+            return [default_of(task), "bert-head", last_layer_only(default_of(task))]
         if stage == "single":
             return [single_of(task)]
         return [*(OWN_SENTENCES if stage == "main" else []), *PAPER_SENTENCES.get(stage, [])]
@@ -223,7 +223,7 @@ def sentences(given: argparse.Namespace) -> None:
             data_dir=given.data_dir,
             limit=LIMITS.get(task, 0),
             fractions=given.fractions,
-            auxiliary_head="last",
+            auxiliary_head="bert-head",
             seed=seed,
             controls=False,
         )
@@ -246,9 +246,9 @@ def sentences(given: argparse.Namespace) -> None:
     for stage in stages:
         for seed, task, fraction in itertools.product(given.seeds, given.tasks, given.fractions):
             key = f"{stage}/{task}/{fraction:g}/{seed}"
-            if stage == "single" and single_of(task) in map(heads.canonical, OWN_SENTENCES):
+            if stage == "single" and single_of(task) in map(canonical, OWN_SENTENCES):
                 continue
-            names = {"default": [BERT, OURS, LAST, ONLY, *MIXED.values()], "decayed": [DECAYED]}.get(stage)
+            names = {"default": [BERT, OURS, LAST, ONLY, *WITH_BERT.values()], "decayed": [DECAYED]}.get(stage)
             names = names or [row_name(spec) for spec in specs(stage, task)]
             if not (old := key in finished) and (given.report or stage not in (given.stages or stages)):
                 continue
@@ -261,7 +261,7 @@ def sentences(given: argparse.Namespace) -> None:
     report_sentences(found, given)
 
 
-def choose_paper(cell: SeedJob) -> list[Scored]:
+def choose_paper(cell: ScoresBySeed) -> list[Scored]:
     """Return, seed by seed, the published head that validation prefers."""
     papers = [canonical(spec) for stage in PAPER_SENTENCES.values() for spec in stage]
     seeds = len(cell[BERT])
@@ -269,8 +269,8 @@ def choose_paper(cell: SeedJob) -> list[Scored]:
     return [max((each[seed] for each in complete), key=lambda scored: scored.validation) for seed in range(seeds)]
 
 
-def report_sentences(found: dict[tuple[str, float], SeedJob], given: argparse.Namespace) -> None:
-    """Write what there is."""
+def report_sentences(found: dict[tuple[str, float], ScoresBySeed], given: argparse.Namespace) -> None:
+    """Write the results of the finished cells."""
     papers = {canonical(spec): paper for stage in PAPER_SENTENCES.values() for spec, paper in stage.items()}
     lines = [
         "# Sentence heads, side by side",
@@ -283,7 +283,7 @@ def report_sentences(found: dict[tuple[str, float], SeedJob], given: argparse.Na
         "sst2: 10,000 rows of train. mrpc, rte, sst2: accuracy, where two members combined in any way prefer the same "
         "of two classes; stsb: Pearson x 100, where every way is the average. "
         "Fine-tuned through BERT's own head; products in float32 or, where the machine has it, bfloat16. "
-        "The default head and both controls train as `bertvision run` does it (3 epochs at 2e-3, three copies); the "
+        "The default head and both controls train as `bertvision run` does it (3 epochs at 2e-3, three members); the "
         "others for 5 epochs at a rate of 1e-3, the full Xception for one.",
         "",
     ]
@@ -317,7 +317,7 @@ def report_sentences(found: dict[tuple[str, float], SeedJob], given: argparse.Na
 
 
 def spans(given: argparse.Namespace) -> None:
-    """SQuAD 2.0 on backbones fine-tuned elsewhere."""
+    """SQuAD 2.0, on encoders that were fine-tuned elsewhere."""
     default = default_of("squad2")
     finished = Cells.of("zoo-spans")
     if given.report:
@@ -325,14 +325,18 @@ def spans(given: argparse.Namespace) -> None:
     else:
         places = {path.name for path in given.checkpoints.iterdir() if path.is_dir()}
     places = sorted(places, key=float)
-    main = [*dict.fromkeys([*MAIN_SPANS, default]), "last", last_layer_only(default)]
-    specs = {"heavy": HEAVY_SPANS, "cnn": [*CNN_SPANS, default, "last"], "deep": [*DEEP_SPANS, default, "last"]}
-    found: dict[str, dict[str, SeedJob]] = {}
+    main = [*dict.fromkeys([*MAIN_SPANS, default]), "bert-head", last_layer_only(default)]
+    specs = {
+        "heavy": HEAVY_SPANS,
+        "cnn": [*CNN_SPANS, default, "bert-head"],
+        "deep": [*DEEP_SPANS, default, "bert-head"],
+    }
+    found: dict[str, dict[str, ScoresBySeed]] = {}
 
-    def make_cell(place: str, seed: int, stage: str, chosen: Sequence[str]) -> dict[str, Run]:
-        store = StoreConfig(directory=str(given.stores / place / (stage if stage in PARTS else "all")))
+    def make_cell(checkpoint: str, seed: int, stage: str, chosen: Sequence[str]) -> dict[str, Run]:
+        store = StoreConfig(directory=str(given.stores / checkpoint / (stage if stage in PARTS else "all")))
         part = PARTS.get(stage, {})
-        encoder = str(given.checkpoints / place)
+        encoder = str(given.checkpoints / checkpoint)
         base = make(task="squad2", data_dir=given.data_dir, encoder=encoder, fractions=[0.0], seed=seed, **part)
         optim = replace(base.train, epochs=given.epochs, gradient_accumulation_steps=8 if stage == "deep" else 1)
         experiment = replace(base, store=store, states="store", controls=False, train=optim, heads=list(chosen))
@@ -361,8 +365,8 @@ def spans(given: argparse.Namespace) -> None:
     report_spans(found, given, default)
 
 
-def report_spans(stages: dict[str, dict[str, SeedJob]], given: argparse.Namespace, default: str) -> None:
-    """Write what there is."""
+def report_spans(stages: dict[str, dict[str, ScoresBySeed]], given: argparse.Namespace, default: str) -> None:
+    """Write the results of the finished cells."""
     found = stages.get("main", {})
     papers = {name: row.paper for name, row in heads.HEADS.items() if row.paper}
     lines = [

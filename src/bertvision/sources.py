@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
+import platformdirs
+
 from bertvision.errors import BertVisionError, lookup
 from bertvision.files import atomic_directory, file_hash, file_lock, read_json, write_error, write_json
 

@@ -42,6 +42,17 @@ def test_no_address(address, tmp_path):
         list(extraction.extract(make(task="mrpc"), tmp_path, ["train"], address=address))
 
 
+def test_workers_set_the_environment_before_torch_is_imported():
+    code = """
+import os, pickle, sys
+from bertvision.lab import cluster
+print("torch" in sys.modules, cluster._call(pickle.dumps((os.getenv, "GOMP_SPINCOUNT"))))
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "GOMP_SPINCOUNT"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout == "False 20000\n"
+
+
 # In a process of its own: Ray starts threads and keeps sockets that outlive a test.
 DRIVER = """
 import json, sys

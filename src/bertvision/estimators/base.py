@@ -324,7 +324,7 @@ class BaseTextEstimator(BaseEstimator):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without the loaded model, which is loaded again from its directory."""
-        state: dict[str, Any] = dict(super().__getstate__())  # pyright: ignore[reportCallIssue, reportArgumentType]
+        state: dict[str, Any] = dict(vars(self))
         if "model_" in state:
             state["model_"] = state["model_"].run.directory
         return state

@@ -121,7 +121,8 @@ class TextClassifier(ClassifierMixin, BaseTextEstimator):
             if len(self.label_encoder_.classes_) < 2:
                 (only,) = self.label_encoder_.classes_.tolist()
                 raise BertVisionError(f"A classifier needs two or more classes; all labels are {only!r}.")
-        task = task_from_rows(rows, kind=self.kind, name="text-classification", classes=self.label_encoder_.classes_.tolist())
+        classes = self.label_encoder_.classes_.tolist()
+        task = task_from_rows(rows, kind=self.kind, name="text-classification", classes=classes)
         return replace(task, calibrated=True, keep_groups=True)
 
     def _check_labels_are_known(self, rows: Rows) -> None:
