@@ -1,10 +1,11 @@
 """Saving, loading and sharing of estimators."""
 
 import tempfile
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from bertvision import __version__, trained_model
+from bertvision import trained_model
 from bertvision.errors import BertVisionError
 from bertvision.files import read_json, write_json
 from bertvision.inputs import ClassLabelEncoder
@@ -25,7 +26,7 @@ def save(estimator: "BaseTextEstimator", directory: Path) -> Path:
     labels = getattr(estimator, "label_encoder_", None)
     values = {
         "format": 1,
-        "version": __version__,
+        "version": version("bertvision"),
         "estimator": type(estimator).__name__,
         "parameters": _plain_parameters(estimator),
         "labels": None if labels is None else labels.to_dict(),
