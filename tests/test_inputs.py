@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 from sklearn.exceptions import DataConversionWarning
 
 from bertvision.errors import BertVisionError
-from bertvision.inputs import ClassLabelEncoder, Rows, examples_from_rows, read_items, read_rows, task_from_rows
+from bertvision.inputs import (
+    ClassLabelEncoder,
+    Rows,
+    examples_from_rows,
+    read_items,
+    read_rows,
+    read_texts,
+    task_from_rows,
+)
 from bertvision.tasks import Span, UserFiles, task_from_dict, task_from_files
 from conftest import squad_json
 
@@ -158,6 +166,7 @@ def test_a_tuple_of_two_sequences_is_two_columns():
         (["sentence1", "sentence2", "score"], ("sentence1", "sentence2"), "score"),
         (["text", "text_pair", "label"], ("text", "text_pair"), "label"),
         (["text", "premise", "hypothesis", "label", "score"], ("text",), "label"),
+        (["text", "Text", "label"], ("text",), "label"),
     ],
 )
 def test_columns_are_inferred(names, texts, label):
@@ -173,6 +182,7 @@ def test_columns_are_inferred(names, texts, label):
         (["text", "label"], {"text": "txt"}, "no column 'txt'. Did you mean 'text'. It has: text, label"),
         (["text", "label"], {"label": "lable"}, "no column 'lable'. Did you mean 'label'"),
         (["text", "label"], {"groups": "author"}, "no column 'author'"),
+        (["text", "label"], {"text": 7}, "no column '7'"),
         (["text", "label"], {"y": ["a", "b"], "label": "label"}, "given twice"),
     ],
 )
@@ -195,6 +205,7 @@ def test_columns_can_be_named():
     assert rows.texts[0] == ("a good film", "x") and rows.labels == [1, 0, 1]
     assert rows.groups == ["ann", "bob", "ann"] and rows.weights.tolist() == [1, 0.5, 0]
     assert read_rows(frame, "team", text="body").labels == [1, 0, 1]
+    assert read_rows(pandas.DataFrame({0: TEXTS, 1: TEXTS}), text=1).text_names == ("1",)
     assert read_rows(frame, text="body", labelled=False).labels is None
     with pytest.raises(BertVisionError, match="has no columns, so 'body' cannot be looked up"):
         read_rows(TEXTS, text="body")
@@ -213,6 +224,7 @@ def test_columns_can_be_named():
         (None, "Expected a list.*; got NoneType"),
         (b"film", "Expected a list.*; got bytes"),
         ([], "got no rows"),
+        ({"film", "plot"}, "Expected a list.*; got set"),
         (FRAME[:0], "The data holds no rows"),
         ({"text": "film"}, "got a dictionary. Wrap a single row in a list"),
         (np.zeros((3, 5)), r"got an array of shape \(3, 5\)"),
@@ -232,7 +244,7 @@ def test_columns_can_be_named():
         ([{"text": "a"}, "b"], "Row 1: expected a dictionary, as in other rows"),
         ([{"text": "a"}, {"label": 1}], "Row 1: column 'text' is missing"),
         (FRAME.assign(text=["a", None, "b"]), "Row 1: column 'text' is missing"),
-        ((["a", "b"], ["c"]), "There are 2 texts, but the number of texts in 'text_pair' is 1"),
+        ((["a", "b"], ["c"]), "There are 2 rows, but 1 values of 'text_pair'"),
     ],
 )
 def test_texts_that_are_refused(data, message):
@@ -243,19 +255,23 @@ def test_texts_that_are_refused(data, message):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"y": [1, 2]}, "There are 3 texts, but the number of labels is 2"),
+        ({"y": [1, 2]}, "There are 3 rows, but 2 labels"),
         ({"y": [1, None, 2]}, "Row 1: the label is missing"),
         ({"y": np.array([0.5, np.nan, 1])}, "Row 1: the label is missing .nan."),
         ({"y": [0.5, float("inf"), 1]}, "Row 1: the label holds 'inf', but all other labels are numbers"),
         ({"y": ["a", "", "b"]}, "Row 1: the label is empty"),
         ({"y": ["a", b"b", "c"]}, "Row 1: the label holds b'b' .bytes.; a label is a string, a number"),
         ({"y": [[1, 2], [1], []]}, "Row 0: the label holds .1, 2. .list."),
-        ({"y": np.zeros((3, 2))}, r"one label per row, got an array of shape \(3, 2\)"),
+        ({"y": np.zeros((3, 2))}, r"Series of labels, got an array of shape \(3, 2\)"),
         ({"y": 5}, "Expected a list, array or Series of labels, got 5"),
-        ({"groups": ["a"]}, "number of groups is 1"),
+        ({"y": np.array(5)}, r"Series of labels, got an array of shape \(\)"),
+        ({"y": "label"}, "has no column 'label'"),
+        ({"y": {1, 2, 3}}, "Series of labels, got {1, 2, 3} .set."),
+        ({"groups": 5}, "Series of groups, got 5"),
+        ({"groups": ["a"]}, "There are 3 rows, but 1 groups"),
         ({"groups": ["a", None, "b"]}, "Row 1: the group is missing"),
-        ({"sample_weight": [1, 2]}, "number of weights is 2"),
-        ({"sample_weight": 1.0}, "number of weights is 0"),
+        ({"sample_weight": [1, 2]}, "3 rows, but 2 weights"),
+        ({"sample_weight": 1.0}, "Expected a list, array or Series of weights, got 1.0"),
         ({"sample_weight": [1, -1, 0]}, "Row 1: the weight is -1"),
         ({"sample_weight": [1, float("inf"), 0]}, "Row 1: the weight is inf"),
         ({"sample_weight": [0, 0, 0]}, "All weights are 0"),
@@ -282,7 +298,7 @@ def test_files_name_their_lines(tmp_path):
         (["0", "1"], [0, 1]),
         (["0.5", "2"], [0.5, 2.0]),
         (["True", "False"], [True, False]),
-        (["007", "008"], [7.0, 8.0]),
+        (["007", "008"], ["007", "008"]),
         (["1", "x"], ["1", "x"]),
         (["nan", "roti"], ["nan", "roti"]),
     ],
@@ -304,6 +320,8 @@ def test_class_label_features_become_names():
     assert read_rows(data).labels == read_rows(data.to_iterable_dataset()).labels == ["pos", "neg", "pos"]
     with pytest.raises(BertVisionError, match="DatasetDict with the splits train, test. Choose one.*'train'"):
         read_rows(datasets.DatasetDict(train=data, test=data))
+    for format in ("numpy", "torch", "pandas"):
+        assert content(read_rows(data.with_format(format))) == content(read_rows(data)), format
     hidden = datasets.Dataset.from_dict({"text": TEXTS, "label": [1, -1, 1]}, features=features)
     with pytest.raises(BertVisionError, match="Row 1: column 'label' is missing"):
         read_rows(hidden)
@@ -427,3 +445,17 @@ def test_items_to_predict(tmp_path):
     assert read_items((["a", "b"], ["c", "d"]), ("premise", "hypothesis")) == [("a", "c"), ("b", "d")]
     with pytest.raises(BertVisionError, match="Cannot tell which column holds the texts"):
         read_items(pandas.DataFrame({"body": ["a"], "subject": ["b"]}), ("text",))
+
+
+def test_texts_to_predict(tmp_path):
+    frame = pandas.DataFrame({"a": ["x"], "b": ["y"], "text": ["z"], "label": [None]})
+    assert read_texts(frame, ("a", "b")).texts == [("x", "y")]
+    assert read_texts(frame, ("sentence",)).texts == [("z",)]
+    assert read_texts([("x", "y")], ("a", "b")).texts == read_texts((["x"], ["y"]), ("a", "b")).texts == [("x", "y")]
+    assert read_texts(np.array([["x"]]), ("text",)).texts == [("x",)]
+    with pytest.raises(BertVisionError, match="Expected 2 text.s. per row, a, b; got 1, text"):
+        read_texts(["x"], ("a", "b"))
+    with pytest.raises(BertVisionError, match="Expected 1 text.s. per row, a; got 2"):
+        read_texts([("x", "y")], ("a",))
+    with pytest.raises(BertVisionError, match="Row 0: column 'text' is missing"):
+        read_texts([{"text": None}], ("a",))

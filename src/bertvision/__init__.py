@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from bertvision.errors import BertVisionError
     from bertvision.estimators import QuestionAnswerer, TextClassifier, TextRegressor
     from bertvision.heads import HEADS, build_head, register_head
+    from bertvision.hidden_states import HiddenStates, extract, fit_head
     from bertvision.pipeline import ExperimentResult, run
     from bertvision.pipeline.experiment import Experiment
     from bertvision.tasks import TASKS, register_task
@@ -35,6 +36,9 @@ _MODULES = {
     "load_encoder": "encoders",
     "Encoder": "encoders",
     "register_encoder": "encoders",
+    "HiddenStates": "hidden_states",
+    "extract": "hidden_states",
+    "fit_head": "hidden_states",
     "register_head": "heads",
     "register_task": "tasks",
     "BertVisionError": "errors",
@@ -47,6 +51,7 @@ __all__ = [
     "ExperimentResult",
     "Experiment",
     "HEADS",
+    "HiddenStates",
     "Predictions",
     "QuestionAnswerer",
     "TextClassifier",
@@ -55,6 +60,8 @@ __all__ = [
     "HeadShape",
     "TASKS",
     "build_head",
+    "extract",
+    "fit_head",
     "load",
     "load_encoder",
     "register_encoder",

@@ -1,0 +1,25 @@
+"""Input data: texts, labels, groups and weights from lists, arrays, data frames, data sets and files."""
+
+from bertvision.inputs.labels import ClassLabelEncoder
+from bertvision.inputs.rows import (
+    Rows,
+    examples_from_rows,
+    find_text_error,
+    read_items,
+    read_rows,
+    read_texts,
+    task_from_rows,
+)
+from bertvision.inputs.tables import is_column
+
+__all__ = [
+    "ClassLabelEncoder",
+    "Rows",
+    "examples_from_rows",
+    "find_text_error",
+    "is_column",
+    "read_items",
+    "read_rows",
+    "read_texts",
+    "task_from_rows",
+]
