@@ -175,7 +175,7 @@ def options_of(name: str) -> dict[str, Any]:
     build = lookup(HEADS, name, "head").build
     parameters, spec = list(signature(build).parameters.values())[1:], input_spec_of(build)
     passes_on = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters)
-    named = {each.name: each.default for each in parameters if each.kind is not Parameter.VAR_KEYWORD}
+    named = {option.name: option.default for option in parameters if option.kind is not Parameter.VAR_KEYWORD}
     options = (COMMON_OPTIONS if passes_on else {}) | named | WRAPPER_OPTIONS
     options |= {"layers": spec.layers, "encoding": spec.encoding}
     if name == BERT_HEAD:
