@@ -8,9 +8,10 @@ import numpy as np
 import optuna
 import pytest
 
-from bertvision import pipeline, search
+from bertvision import pipeline
 from bertvision.errors import BertVisionError
 from bertvision.heads import DEFAULT_LEARNING_RATES, HeadConfig, default_head
+from bertvision.lab import search
 from bertvision.lab.searches import Space, TrialSettings
 from bertvision.lab.searches.optuna_study import pruning_thresholds
 from bertvision.lab.searches.space import CANDIDATES, BertSpace, check_space, default_trial, suggest_settings
