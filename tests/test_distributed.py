@@ -26,6 +26,57 @@ pipeline.run(make(**settings), root=root)
 """
 STEPS = 22
 
+WEIGHTED_DRIVER = """
+import json, sys
+import numpy as np
+import torch
+from bertvision import devices, distributed
+from bertvision.errors import BertVisionError
+from bertvision.states import BatchPlan, InMemoryStates, RowTable
+from bertvision.tasks import TextTask
+from bertvision.training import Callback, FitOptions, TrainingConfig, fit
+
+class Head(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = torch.nn.Linear(4, 2)
+
+    def forward(self, hidden, attention_mask):
+        return self.layer(hidden[:, 0, 0])
+
+class StopAtFive(Callback):
+    last = 0
+
+    def on_step(self, event):
+        self.last = event.step
+
+    def should_stop(self):
+        return self.last == 5
+
+generator = np.random.default_rng(0)
+lengths, labels = np.full(12, 3), generator.integers(0, 2, 12)
+# Rows are dealt to the processes in turn. One process begins with weights of 0 alone; later, so do both.
+weights = np.array([0, 2, 0, 1, 0, 0, 0, 0, 3, 0.5, 1, 0], dtype=np.float32)
+hidden = [torch.from_numpy(generator.normal(size=(1, 3, 4))).float() for _ in lengths]
+table = RowTable(lengths=lengths, labels=labels, ids=[str(row) for row in range(12)], weights=weights)
+states = InMemoryStates(hidden, table, BatchPlan(lengths, 4))
+task = TextTask(name="t", summary="", texts=("text",), classes=("a", "b"), metrics=("accuracy",))
+callback, head = StopAtFive(), Head()
+optim = TrainingConfig(learning_rate=0.1, epochs=4, max_grad_norm=0.0)
+state = fit({"head": head}, states, task.loss, {"head": optim}, FitOptions(callbacks=[callback]))["head"]
+try:
+    with devices.use_device("cuda"):
+        refused = ""
+except BertVisionError as error:
+    refused = str(error)
+result = {"weights": [p.flatten().tolist() for p in head.parameters()], "stopped": state.stopped}
+result |= {"losses": state.losses, "called": callback.last, "refused": refused}
+index = distributed.process_index()
+with open(f"{sys.argv[1]}-{index}.json", "w") as file:
+    json.dump(result, file)
+"""
+
 
 def launch(script: list[str], processes: int, launcher: tuple[str, ...] = ()) -> subprocess.CompletedProcess:
     """Run a script alone, or in a group as its users start one."""
@@ -112,6 +163,21 @@ def test_scores_are_the_same_and_rows_in_order(both):
 def test_one_process_writes(both):
     assert len(files(both[0])) == len(files(both[1]))
     assert not [name for name in files(both[1]) if name.endswith(".tmp") or "resume" in name and "lock" not in name]
+
+
+def test_weights_and_callbacks_are_those_of_one_process(tmp_path):
+    """Gradients are averaged by weight; only the main process calls callbacks, and both stop at its step."""
+    (tmp_path / "driver.py").write_text(WEIGHTED_DRIVER)
+    for processes in (1, 2):
+        launch([str(tmp_path / "driver.py"), str(tmp_path / str(processes))], processes)
+    alone, first, second = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("1-0", "2-0", "2-1"))
+    assert first["weights"] == second["weights"]
+    for one, two in zip(alone["weights"], first["weights"], strict=True):
+        np.testing.assert_allclose(one, two, atol=1e-6)
+    np.testing.assert_allclose(alone["losses"], first["losses"], atol=1e-6)
+    assert [each["called"] for each in (alone, first, second)] == [5, 5, 0]
+    assert {each["stopped"] for each in (alone, first, second)} == {"stopped by a callback"}
+    assert "started in a group" in first["refused"] and "not available here" in alone["refused"]
 
 
 def test_accelerate_launch(calm, reviews, tmp_path):

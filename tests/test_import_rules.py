@@ -18,7 +18,7 @@ CORE = [
 ]
 """Modules and packages of the core, from the lowest row to the highest. A module imports from lower rows only."""
 LIBRARY = [
-    ["statistics", "ensembles", "records", "legacy", "inputs"],
+    ["statistics", "ensembles", "records", "legacy", "inputs", "trackers"],
     ["runs"],
     ["shared_encoders", "model_card"],
     ["sharing", "onnx_model"],
@@ -30,7 +30,7 @@ FLOORS = [*CORE, *LIBRARY, ["lab", "serving"], ["cli"], ["__init__", "__main__"]
 LEVEL = {name: level for level, row in enumerate(FLOORS) for name in row}
 FENCES = {
     "accelerate": ["distributed"],
-    "transformers": ["encoders", "cpu_optimizations"],
+    "transformers": ["encoders", "cpu_optimizations", "trackers"],
     "datasets": ["lab"],
     "typer": ["cli"],
     "fastapi": ["serving"],

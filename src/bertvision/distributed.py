@@ -4,45 +4,53 @@ All processes run the same program. The functions here let them share results an
 process each of them does nothing.
 """
 
+from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as torch_distributed
 from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    from accelerate import Accelerator
+
+@dataclass(frozen=True)
+class ProcessGroup:
+    """The group that this process belongs to, and its place in it."""
+
+    device: torch.device
+    """The default device of this process."""
+    num_processes: int
+    process_index: int
 
 
 @cache
-def accelerator() -> "Accelerator":
-    """Return the Accelerator of this process."""
+def process_group() -> ProcessGroup:
+    """Return the group of this process. The first call joins it."""
     from accelerate import Accelerator  # the import takes seconds that a listing of runs does not need
 
     # With `cpu=True` processes on CPUs form a group, too; without it, each of them would train alone.
-    return Accelerator(cpu=not torch.accelerator.is_available())
+    accelerator = Accelerator(cpu=not torch.accelerator.is_available())
+    # The values are kept, because `transformers.TrainingArguments` resets the state of all Accelerators.
+    return ProcessGroup(accelerator.device, accelerator.num_processes, accelerator.process_index)
 
 
 def num_processes() -> int:
     """Return the number of processes in the group."""
-    return accelerator().num_processes
+    return process_group().num_processes
 
 
 def process_index() -> int:
     """Return the index of this process in the group."""
-    return accelerator().process_index
+    return process_group().process_index
 
 
 def is_main_process() -> bool:
     """Return whether this process writes files and prints."""
-    return accelerator().is_main_process
+    return process_index() == 0
 
 
 def barrier() -> None:
     """Wait until all processes have reached this call."""
-    if num_processes() > 1:
-        accelerator().wait_for_everyone()
+    all_reduce_sum(torch.zeros(1))
 
 
 def broadcast_decision(flag: bool) -> bool:
@@ -54,7 +62,7 @@ def all_reduce_sum(tensor: Tensor) -> Tensor:
     """Sum a tensor over all processes, in place on a CPU."""
     if num_processes() == 1:
         return tensor
-    local = tensor.to(accelerator().device)
+    local = tensor.to(process_group().device)
     torch_distributed.all_reduce(local)
     return local.to(tensor.device)
 
@@ -70,7 +78,7 @@ def average_gradients(model: nn.Module, count: float, loss: float) -> float:
     parameters = [p for p in model.parameters() if p.requires_grad]
     weighted = [torch.zeros_like(p) if p.grad is None else p.grad * count for p in parameters]
     reached = [p.grad is not None for p in parameters]
-    numbers = torch.tensor([*reached, loss * count, count], dtype=torch.float32, device=accelerator().device)
+    numbers = torch.tensor([*reached, loss * count, count], dtype=torch.float32, device=process_group().device)
     summed = all_reduce_sum(torch.cat([*(gradient.flatten().float() for gradient in weighted), numbers]))
     if not summed[-1]:
         return 0.0

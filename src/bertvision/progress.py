@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from importlib.util import find_spec
 
 from rich.console import Console
@@ -14,6 +15,7 @@ from rich.progress import Task as Bar
 from rich.text import Text
 
 PATIENCE = 2.0  # seconds of work before a bar is shown
+_hidden: ContextVar[bool] = ContextVar("progress bars are hidden", default=False)
 
 
 def is_main_rank() -> bool:
@@ -43,6 +45,16 @@ def can_show_bars(console: Console) -> bool:
     return sys.stderr.isatty() or (console.is_jupyter and find_spec("ipywidgets") is not None)
 
 
+@contextmanager
+def hidden(hide: bool = True) -> Iterator[None]:
+    """Show no progress bars within a `with` block, e.g. for `verbose=0`; with False, show them again."""
+    token = _hidden.set(hide)
+    try:
+        yield
+    finally:
+        _hidden.reset(token)
+
+
 class _Rate(ProgressColumn):
     def render(self, task: Bar) -> Text:
         return Text(f"{task.speed:,.1f}/s" if task.speed else "", style="cyan")
@@ -52,7 +64,7 @@ class _Rate(ProgressColumn):
 def bar(label: str, total: int, done: int = 0) -> Iterator[Callable[[int], None]]:
     """Yield a function that advances a progress bar. The bar appears after PATIENCE seconds."""
     console = Console(stderr=True)
-    if not (is_main_rank() and can_show_bars(console)):
+    if _hidden.get() or not (is_main_rank() and can_show_bars(console)):
         yield lambda steps: None
         return
     columns = (
@@ -75,4 +87,5 @@ def bar(label: str, total: int, done: int = 0) -> Iterator[Callable[[int], None]
     try:
         yield advance
     finally:
+        console.quiet = console.is_jupyter  # or rich leaves an empty output in the notebook
         progress.stop()

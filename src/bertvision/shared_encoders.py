@@ -72,10 +72,12 @@ class TorchEncoder:
     """A frozen encoder in memory with heads by name."""
 
     def __init__(self, encoder: Encoder, weights: str):
-        self.encoder = encoder.to(devices.device()).eval().requires_grad_(False)
+        self.device = devices.device()
+        """Where the encoder and its heads are, whatever thread they are called from."""
+        self.encoder = encoder.to(self.device).eval().requires_grad_(False)
         self.weights = weights
         self.heads: dict[str, nn.Module] = {}
-        self.runs_on = f"torch on {devices.device().type}"
+        self.runs_on = f"torch on {self.device.type}"
 
     def states(
         self, inputs: dict[str, Tensor], attention_mask: Tensor, text_ids: Tensor | None, names: Iterable[str]
@@ -96,7 +98,7 @@ class TorchEncoder:
         wanted: Mapping[str, np.ndarray],
     ) -> dict[str, np.ndarray]:
         """Encode a batch once, and apply each head to its rows."""
-        device = devices.device()
+        device = self.device
         attention_mask = attention_mask.to(device)
         text_ids = None if text_ids is None else text_ids.to(device)
         tokens = {name: values.to(device) for name, values in inputs.items()}
@@ -140,14 +142,14 @@ class EncoderPool:
             select_from_view(head, replace(shape, bi_encoding=_uses_bi_encoding(head)).view)
             if config.pooler_output:
                 head = HeadWithPooler(head, self._own_head(run))
-            shared_encoder.heads[name] = head.to(devices.device()).eval().requires_grad_(False)
+            shared_encoder.heads[name] = head.to(shared_encoder.device).eval().requires_grad_(False)
         return AttachedHead(shared_encoder, name)
 
     def add_own(self, run: Run) -> AttachedHead:
         """Return BERT's own head, fine-tuned together with the run's encoder."""
         shared_encoder, name = self._shared_encoder(run), f"BERT of {own_head_file(run).resolve()}"
         if name not in shared_encoder.heads:
-            shared_encoder.heads[name] = self._own_head(run)
+            shared_encoder.heads[name] = self._own_head(run).to(shared_encoder.device)
         return AttachedHead(shared_encoder, name)
 
     def _shared_encoder(self, run: Run) -> TorchEncoder:
@@ -168,7 +170,7 @@ class EncoderPool:
         shape = run.record.head_shape
         last = BertHead(replace(shape, pooler_output=False, bi_encoding=False))
         load_head_weights(last, load_tensors(own_head_file(run), "head of BERT's own")[0])
-        return last.to(devices.device()).eval().requires_grad_(False)
+        return last.eval().requires_grad_(False)
 
 
 def own_head_file(run: Run) -> Path:

@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import Context, copy_context
 from typing import TypeVar
 
 import torch
@@ -28,15 +29,24 @@ def set_num_threads(number: int) -> None:
 def thread_pool(threads: int, torch_threads: int = 1) -> Iterator[ThreadPoolExecutor]:
     """Yield a pool for background work; work that has not started when the caller leaves is cancelled.
 
-    Each thread of the pool lets torch use `torch_threads` cores, so that the pool does not compete with the caller.
+    Each thread of the pool lets torch use `torch_threads` cores, so that the pool does not compete with the caller. The
+    threads have the context variables of the caller, e.g. the device that it selected.
     """
     before = torch.get_num_threads()
-    pool = ThreadPoolExecutor(threads, "bertvision", initializer=torch.set_num_threads, initargs=(torch_threads,))
+    pool = ThreadPoolExecutor(
+        threads, "bertvision", initializer=_begin_thread, initargs=(torch_threads, copy_context())
+    )
     try:
         yield pool
     finally:
         pool.shutdown(cancel_futures=True)
         torch.set_num_threads(before)  # the setting of one thread is also the default of new ones
+
+
+def _begin_thread(torch_threads: int, context: Context) -> None:
+    torch.set_num_threads(torch_threads)
+    for variable, value in context.items():
+        variable.set(value)
 
 
 def map_in_order(

@@ -6,7 +6,7 @@ import pytest
 
 from bertvision.errors import BertVisionError
 from bertvision.tasks import TASKS, DataRequest
-from bertvision.tasks.reading import read_csv, read_jsonl, read_parquet, read_squad, read_table, read_tsv
+from bertvision.tasks.reading import read_parquet, read_squad, read_table, read_tsv
 
 from .synthetic import write_task
 
@@ -97,34 +97,34 @@ def test_a_missing_column_lists_the_others(rte):
 def test_csv_lines_count_line_breaks_inside_fields(tmp_path):
     path = tmp_path / "own.csv"
     path.write_text('text,label\n"two\nlines, ""quoted""",a\nplain,b\n\n')
-    table = read_csv(path)
+    table = read_table(path)
     assert table.rows == [['two\nlines, "quoted"', "a"], ["plain", "b"]]
     assert list(table.lines) == [2, 4]
     path.write_text('text,label\n"two\nlines",a\nplain,b,c\n')
     with pytest.raises(BertVisionError, match="line 4: 3 columns where 2"):
-        read_csv(path)
+        read_table(path)
     path.write_text('text,label\nfine,a\n"open,b\n')
     with pytest.raises(BertVisionError, match="line 3: not valid CSV"):
-        read_csv(path)
+        read_table(path)
 
 
 def test_csv_fields_may_be_long(tmp_path):
     path = tmp_path / "own.csv"
     path.write_text(f"text,label\n{'x' * 300_000},a\n")
-    assert len(read_csv(path).rows[0][0]) == 300_000
+    assert len(read_table(path).rows[0][0]) == 300_000
 
 
 def test_jsonl_names_the_broken_line(tmp_path):
     path = tmp_path / "own.jsonl"
     path.write_text('{"text": "a\\u2028", "label": true}\n{"label": 2, "extra": 1, "text": "b"}\n')
-    table = read_jsonl(path)
+    table = read_table(path)
     assert table.columns == ["text", "label", "extra"] and table.rows[0] == ["a\u2028", True, None]
     path.write_text('{"text": "a"}\n{"text": \n')
     with pytest.raises(BertVisionError, match="line 2: not valid JSON"):
-        read_jsonl(path)
+        read_table(path)
     path.write_text("[1]\n")
     with pytest.raises(BertVisionError, match="line 1: expected a JSON object"):
-        read_jsonl(path)
+        read_table(path)
 
 
 def test_parquet(tmp_path):
@@ -181,5 +181,5 @@ def test_squad_ids_must_be_unique(tmp_path):
     content = json.loads(path.read_text())
     content["data"] *= 2
     path.write_text(json.dumps(content))
-    with pytest.raises(BertVisionError, match="'q1' twice"):
+    with pytest.raises(BertVisionError, match="'q1' more than once"):
         read_squad(path)

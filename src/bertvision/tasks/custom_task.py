@@ -1,4 +1,4 @@
-"""Tasks from the user's own files."""
+"""Tasks from the user's own data."""
 
 import logging
 import re
@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from bertvision.errors import BertVisionError
-from bertvision.tasks.base import DataSource
 from bertvision.tasks.reading import read_table
 from bertvision.tasks.squad import SquadTask
 from bertvision.tasks.text import TextTask, as_number, label_name
@@ -57,46 +56,45 @@ def task_from_files(
     list(table.pick(columns))  # a missing text column is the likelier mistake, so it is reported first
     labels = [value for _, (value,) in table.pick([label])]
     check_labels(labels, lambda row, why: table.refuse(table.lines[row], why), f"column {label!r}")
-    return build_text_task(
-        labels, source=str(path), kind=kind, name=name, texts=columns, label=label, data_source=files
-    )
+    outputs = infer_outputs(labels, kind, source=str(path))
+    return TextTask(name=name, texts=columns, label=label, data_source=files, **outputs)
 
 
-def build_text_task(
-    labels: Sequence[Any],
-    *,
-    source: str,
-    kind: str,
-    name: str,
-    texts: tuple[str, ...],
-    label: str,
-    classes: Sequence[str] | None = None,
-    data_source: DataSource | None = None,
-) -> TextTask:
-    """Build a task from its labels, which `check_labels` has accepted.
+def infer_outputs(
+    labels: Sequence[Any], kind: str, *, source: str, classes: Sequence[str] | None = None
+) -> dict[str, Any]:
+    """Return the fields of a `TextTask` that follow from its labels: `classes`, `metrics` and `summary`.
 
-    `classes` are the names of the classes in the order of the logits; None: those that occur in the labels, sorted.
+    `classes` names the classes in the order of the logits. None: the classes that occur in the labels, sorted.
     """
     if kind == "auto":
         kind, reason = _infer_kind(labels)
-        logger.info(f"Column {label!r} of {source} is read as {kind}: {reason}.")
+        logger.info(f"The labels of {source} are read as {kind}: {reason}.")
+    origin = Path(source).name
     if kind == "regression":
-        summary, metrics, classes = "A score for each text", ("pearson", "spearman"), ()
-    else:
-        classes = classes or _classes(labels)
-        if len(classes) < 2:
-            raise BertVisionError(f"{source} holds one class only ({classes[0]!r}); training needs two or more.")
-        summary = f"One of {len(classes)} classes for each text"
-        metrics = ("accuracy", "f1" if len(classes) == 2 else "macro_f1")
-    return TextTask(
-        name=name,
-        summary=f"{summary}, from {Path(source).name}",
-        texts=texts,
-        label=label,
-        classes=tuple(classes),
-        metrics=metrics,
-        data_source=data_source,
-    )
+        return {"summary": f"A score for each text, from {origin}", "classes": (), "metrics": ("pearson", "spearman")}
+    classes = tuple(classes or _sorted_classes(labels))
+    if len(classes) < 2:
+        raise BertVisionError(f"{source} holds one class only ({', '.join(classes)!r}); training needs two or more.")
+    metrics = ("accuracy", "f1" if len(classes) == 2 else "macro_f1")
+    return {
+        "summary": f"One of {len(classes)} classes for each text, from {origin}",
+        "classes": classes,
+        "metrics": metrics,
+    }
+
+
+def check_labels(labels: Sequence[Any], refuse: Callable[[int, str], NoReturn], what: str) -> None:
+    """Refuse empty labels, and NaN or infinite labels among numbers. `refuse` takes the row and the reason."""
+    for row, value in enumerate(labels):
+        if value is None or not label_name(value):
+            refuse(row, f"{what} is empty where a label was expected.")
+    others = [row for row, value in enumerate(labels) if as_number(value) is None]
+    not_finite = ("nan", "inf", "infinity")
+    if len(others) < len(labels) and all(label_name(labels[row]).lower().lstrip("+-") in not_finite for row in others):
+        for row in others:
+            name = label_name(labels[row])
+            refuse(row, f"{what} holds {name!r}, but all other labels are numbers. Correct or remove this row.")
 
 
 def _task_name(name: str, path: Path, reserved: Collection[str]) -> str:
@@ -113,20 +111,7 @@ def _task_name(name: str, path: Path, reserved: Collection[str]) -> str:
     return name
 
 
-def check_labels(labels: Sequence[Any], refuse: Callable[[int, str], NoReturn], what: str) -> None:
-    """Refuse empty labels, and NaN or infinite labels among numbers. `refuse` takes the row and the reason."""
-    for row, value in enumerate(labels):
-        if value is None or not label_name(value):
-            refuse(row, f"{what} is empty where a label was expected.")
-    others = [row for row, value in enumerate(labels) if as_number(value) is None]
-    not_finite = ("nan", "inf", "infinity")
-    if len(others) < len(labels) and all(label_name(labels[row]).lower().lstrip("+-") in not_finite for row in others):
-        for row in others:
-            name = label_name(labels[row])
-            refuse(row, f"{what} holds {name!r}, but all other labels are numbers. Correct or remove this row.")
-
-
-def _classes(labels: Sequence[Any]) -> list[str]:
+def _sorted_classes(labels: Sequence[Any]) -> list[str]:
     """Return the names of the classes, in numerical order if all of them are numbers."""
     names = {label_name(value) for value in labels}
     return sorted(names, key=float if all(as_number(name) is not None for name in names) else None)

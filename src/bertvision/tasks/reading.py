@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,31 +29,31 @@ class Table:
 
     def pick(self, names: Sequence[str]) -> Iterator[tuple[int, tuple[Any, ...]]]:
         """Yield the line number of each row and its values in the columns `names`."""
-        positions = [self._position(name) for name in names]
+        positions = [find_column(self.columns, name, self.source) for name in names]
         for line, row in zip(self.lines, self.rows, strict=True):
             yield line, tuple(row[position] for position in positions)
-
-    def _position(self, name: str) -> int:
-        count = self.columns.count(name)
-        if count == 1:
-            return self.columns.index(name)
-        if count:
-            raise BertVisionError(f"{self.source} has {count} columns called {name!r}; rename all but one.")
-        hint = suggestion(name, self.columns)
-        raise BertVisionError(f"{self.source} has no column {name!r}.{hint} It has: {', '.join(self.columns)}.")
 
     def refuse(self, line: int, why: str) -> NoReturn:
         """Raise the error for the row at `line`."""
         raise BertVisionError(f"{self.source}, line {line}: {why}")
 
 
-def read_tsv(path: Path, columns: Sequence[str] = ()) -> Table:
-    """Read tab-separated values without quoting, as in GLUE. Give `columns` for files without a header line."""
-    return parse_tsv(_text(path), str(path), path.stem, columns)
+def find_column(columns: list[str], name: str, source: str) -> int:
+    """Return the position of a column, whose name must occur exactly once."""
+    count = columns.count(name)
+    if count > 1:
+        raise BertVisionError(f"{source} has {count} columns called {name!r}; rename all but one.")
+    if not count:
+        hint = suggestion(name, columns)
+        raise BertVisionError(f"{source} has no column {name!r}.{hint} It has: {', '.join(columns)}.")
+    return columns.index(name)
 
 
 def parse_tsv(text: str, source: str, stem: str, columns: Sequence[str] = ()) -> Table:
-    """Parse tab-separated values. Lines end at line feeds only: splitlines() would also split inside sentences."""
+    """Parse tab-separated values without quoting, as in GLUE.
+
+    Lines end at line feeds only: splitlines() would also split inside sentences.
+    """
     rows = [line.removesuffix("\r").split("\t") for line in _lines(text)]
     header = list(columns) or (rows.pop(0) if rows else [])
     first = 1 if columns else 2
@@ -60,13 +61,8 @@ def parse_tsv(text: str, source: str, stem: str, columns: Sequence[str] = ()) ->
     return _checked(table)
 
 
-def read_csv(path: Path) -> Table:
-    """Read comma-separated values with quoting. Quoted fields may span lines."""
-    return parse_csv(_text(path), str(path), path.stem)
-
-
 def parse_csv(text: str, source: str, stem: str) -> Table:
-    """Parse comma-separated values. The line number of a row is that of its first line."""
+    """Parse comma-separated values with quoting. The line number of a row is that of its first line."""
     limit = csv.field_size_limit(2**31 - 1)
     reader = csv.reader(io.StringIO(text.rstrip("\r\n"), newline=""), strict=True)
     rows, lines, line = [], [], 1
@@ -80,11 +76,6 @@ def parse_csv(text: str, source: str, stem: str) -> Table:
     finally:
         csv.field_size_limit(limit)
     return _checked(Table(source=source, stem=stem, columns=rows[0] if rows else [], rows=rows[1:], lines=lines[1:]))
-
-
-def read_jsonl(path: Path) -> Table:
-    """Read one JSON object per line."""
-    return parse_jsonl(_text(path), str(path), path.stem)
 
 
 def parse_jsonl(text: str, source: str, stem: str) -> Table:
@@ -118,18 +109,24 @@ def read_parquet(path: Path) -> Table:
     return _checked(Table(source=str(path), stem=path.stem, columns=columns, rows=rows, lines=range(1, len(rows) + 1)))
 
 
-READERS = {".csv": read_csv, ".tsv": read_tsv, ".jsonl": read_jsonl, ".parquet": read_parquet}
+PARSERS = {".csv": parse_csv, ".tsv": parse_tsv, ".jsonl": parse_jsonl}
+ENDINGS = (*PARSERS, ".parquet")
 
 
 def read_table(path: Path) -> Table:
     """Read a table in the format that the ending of its name indicates."""
-    reader = READERS.get(path.suffix.lower())
-    if reader is None:
+    ending = path.suffix.lower()
+    if ending not in ENDINGS:
         raise BertVisionError(
-            f"Cannot read {path}: the ending {path.suffix!r} is unknown. Known: {', '.join(READERS)} "
+            f"Cannot read {path}: the ending {path.suffix!r} is unknown. Known: {', '.join(ENDINGS)} "
             "(and .json for the SQuAD format)."
         )
-    return reader(path)
+    return read_parquet(path) if ending == ".parquet" else PARSERS[ending](_text(path), str(path), path.stem)
+
+
+def read_tsv(path: Path, columns: Sequence[str] = ()) -> Table:
+    """Read tab-separated values. Give `columns` for files without a header line."""
+    return parse_tsv(_text(path), str(path), path.stem, columns)
 
 
 def _checked(table: Table) -> Table:
@@ -186,18 +183,14 @@ def read_squad(path: Path, *, training: bool = False) -> list[Example]:
                     )
     except (KeyError, TypeError, AttributeError) as error:
         position = f" after question {examples[-1].id!r}" if examples else ""
-        raise BertVisionError(f"{path} is not in the SQuAD format{position}: {_missing(error)}.") from error
+        problem = f"no field {error}" if isinstance(error, KeyError) else str(error)
+        raise BertVisionError(f"{path} is not in the SQuAD format{position}: {problem}.") from error
     if not examples:
         raise BertVisionError(f"{path} holds no questions.")
-    if len({example.id for example in examples}) < len(examples):
-        seen: set[str] = set()
-        twice = next(example.id for example in examples if example.id in seen or seen.add(example.id))
-        raise BertVisionError(f"{path} holds the question id {twice!r} twice; ids must be unique.")
+    id, count = Counter(example.id for example in examples).most_common(1)[0]
+    if count > 1:
+        raise BertVisionError(f"{path} holds the question id {id!r} more than once; ids must be unique.")
     return examples
-
-
-def _missing(error: Exception) -> str:
-    return f"no field {error}" if isinstance(error, KeyError) else f"{error}"
 
 
 def question(
@@ -215,11 +208,7 @@ def _locate(source: str, id: str, context: str, text: str, start: int, training:
     """Return the answer at `start` if the text occurs there, else at the nearest position where it does."""
     if context.startswith(text, start) and text:
         return Span(text, start)
-    positions = []
-    position = context.find(text) if text else -1
-    while position >= 0:
-        positions.append(position)
-        position = context.find(text, position + 1)
+    positions = [position for position in range(len(context)) if text and context.startswith(text, position)]
     if positions:
         return Span(text, min(positions, key=lambda position: abs(position - start)))
     if training:

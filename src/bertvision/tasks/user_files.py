@@ -31,16 +31,15 @@ class UserFiles:
             raise BertVisionError(f"{task.name} reads its own files ({self.train}); it takes no other source.")
         train = task.read(Path(self.train), training=True)
         validation = task.read(Path(self.validation)) if self.validation else None
+        source = f"files {self.train}"
         if self.dev:
-            dev = task.read(Path(self.dev))
-        else:
-            total = len(train)
-            train, dev = task.split_dev(train)
-            logger.info(
-                f"No dev file was given: {len(dev):,} of the {total:,} examples of {self.train} are held out as the "
-                "dev set, the same ones in every run."
-            )
-        return DataSplits(train=train, dev=dev, validation=validation, source=f"files {self.train}")
+            return DataSplits(train=train, dev=task.read(Path(self.dev)), validation=validation, source=source)
+        remaining, dev = task.split_dev(train)
+        logger.info(
+            f"No dev file was given: {len(dev):,} of the {len(train):,} examples of {self.train} are held out as the "
+            "dev set, the same ones in every run."
+        )
+        return DataSplits(train=remaining, dev=dev, validation=validation, source=source)
 
 
 def arguments_from_dict(description: Mapping[str, Any]) -> dict[str, Any]:

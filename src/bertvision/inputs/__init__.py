@@ -1,0 +1,14 @@
+"""Input data: texts, labels, groups and weights from lists, arrays, data frames, data sets and files."""
+
+from bertvision.inputs.labels import ClassLabelEncoder
+from bertvision.inputs.rows import Rows, examples_from_rows, find_text_error, read_items, read_rows, task_from_rows
+
+__all__ = [
+    "ClassLabelEncoder",
+    "Rows",
+    "examples_from_rows",
+    "find_text_error",
+    "read_items",
+    "read_rows",
+    "task_from_rows",
+]
