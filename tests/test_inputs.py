@@ -12,8 +12,16 @@ from hypothesis import strategies as st
 from sklearn.exceptions import DataConversionWarning
 
 from bertvision.errors import BertVisionError
-from bertvision.inputs import ClassLabelEncoder, Rows, examples_from_rows, read_items, read_rows, task_from_rows
-from bertvision.tasks import Span, UserFiles, task_from_dict, task_from_files
+from bertvision.inputs import (
+    ClassLabelEncoder,
+    Rows,
+    examples_from_rows,
+    read_items,
+    read_rows,
+    task_from_files,
+    task_from_rows,
+)
+from bertvision.tasks import Span, UserFiles, task_from_dict
 from conftest import squad_json
 
 try:

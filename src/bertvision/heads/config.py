@@ -144,7 +144,7 @@ class HeadConfig:
     def _check(self) -> None:
         options = self.options
         given: dict[str, Any] = dict(self.given)
-        smallest = 0 if self.name == "adapter-pooler" else 1
+        smallest = min(1, options_of(self.name).get("size", 1))  # 0 where the head chooses the size itself
         if given.get("size", 1) < smallest or not 0 <= given.get("dropout", 0) < 1:
             raise BertVisionError(f"Head {str(self)!r} needs size >= 1 and dropout from 0 to less than 1.")
         if not 1 <= self.members <= MAX_MEMBERS:

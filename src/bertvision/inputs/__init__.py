@@ -1,5 +1,6 @@
 """Input data: texts, labels, groups and weights from lists, arrays, data frames, data sets and files."""
 
+from bertvision.inputs.custom_tasks import task_from_files
 from bertvision.inputs.labels import ClassLabelEncoder
 from bertvision.inputs.rows import Rows, examples_from_rows, find_text_error, read_items, read_rows, task_from_rows
 
@@ -10,5 +11,6 @@ __all__ = [
     "find_text_error",
     "read_items",
     "read_rows",
+    "task_from_files",
     "task_from_rows",
 ]

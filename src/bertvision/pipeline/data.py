@@ -16,10 +16,11 @@ from bertvision.cpu_optimizations import use_cpu_optimizations
 from bertvision.encoders import Encoder, load_encoder_info
 from bertvision.errors import BertVisionError, lookup
 from bertvision.heads import HeadConfig
+from bertvision.inputs import task_from_files
 from bertvision.pipeline.experiment import Experiment, TrainingConfig
 from bertvision.pipeline.state_requests import MODES
 from bertvision.states import FORMATS, TokenBatches
-from bertvision.tasks import TASKS, DataRequest, Example, Task, UserFiles, draw_nested, task_from_files
+from bertvision.tasks import TASKS, DataRequest, Example, Task, UserFiles, draw_nested
 from bertvision.training import predict
 from bertvision.types import Batches, Features, HeadShape, Predictions
 
