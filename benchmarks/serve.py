@@ -1,6 +1,6 @@
 """How much of the forward pass a server keeps, what batching gains, what nine heads cost, what ONNX gains.
 
-    python benchmarks/serve.py [--seconds 15] [--clients 32] [--options '--readers 1'] [--json FILE]
+    python benchmarks/serve.py [--seconds 15] [--clients 32] [--options '--batch-threads 1'] [--json FILE]
 
 MiniLM on Rotten Tomatoes (package registry), in one run: first the bare forward pass and the plain loop, then
 `bertvision serve` in a process of its own, asked by clients in this one. Prints each figure beside its bar.

@@ -167,7 +167,7 @@ def test_heads_with_and_without_pooler_output_predict_as_they_were_scored(tiny, 
     pooled = next(each for each in load_all(result.runs) if "pooler_output" in each.run.name)
     (reads,) = pooled.layers
     assert (
-        reads["pooled"]
+        reads["pooler_output"]
         and len(reads["weights"]) == len(reads["layers"]) + 1
         and sum(reads["weights"]) == pytest.approx(1)
     )

@@ -1,5 +1,6 @@
 """Encoders that several heads share: one forward pass for all heads."""
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +27,8 @@ from bertvision.heads import (
 )
 from bertvision.runs import Run
 from bertvision.types import call_head
+
+logger = logging.getLogger(__name__)
 
 
 class SharedEncoder(Protocol):
@@ -123,10 +126,16 @@ def _uses_bi_encoding(head: nn.Module) -> bool:
 class EncoderPool:
     """Encoders by the hash of their weights. Each is loaded once."""
 
-    def __init__(self, encoder: str = ""):
-        """`encoder`: load this one instead of those that the runs name. Its weights must be the same."""
+    def __init__(self, encoder: str = "", precision: str = "float32"):
+        """Prepare to load encoders.
+
+        Args:
+            encoder: Load this one instead of those that the runs name. Its weights must be the same.
+            precision: Number type of matrix products. "run" stands for the one that a run was scored in.
+        """
         self.given = encoder
-        self.loaded: dict[str, TorchEncoder] = {}
+        self.precision = precision
+        self.loaded: dict[tuple[str, str], TorchEncoder] = {}
 
     def add(self, run: Run) -> AttachedHead:
         """Return the head of a run with its encoder; load those that are not loaded yet."""
@@ -154,23 +163,38 @@ class EncoderPool:
 
     def _shared_encoder(self, run: Run) -> TorchEncoder:
         weights = run.record.encoder_hash
-        if weights not in self.loaded:
+        precision = scoring_precision(run) if self.precision == "run" else self.precision
+        if (weights, precision) not in self.loaded:
             where = self.given or (str(run.encoder_directory) if run.has_encoder else run.record.encoder)
-            encoder = load_encoder(where).encoder
+            encoder = load_encoder(where, precision).encoder
             if weights_hash(encoder) != weights:
                 why = "" if self.given or run.has_encoder else " It was shared without its own, which is fine-tuned."
                 raise BertVisionError(
                     f"The encoder at {where} is not the one {run.directory} was trained on: its weights differ.{why} "
                     "Name the right one, or train the head again."
                 )
-            self.loaded[weights] = TorchEncoder(encoder, weights)
-        return self.loaded[weights]
+            self.loaded[weights, precision] = TorchEncoder(encoder, weights)
+        return self.loaded[weights, precision]
 
     def _own_head(self, run: Run) -> BertHead:
         shape = run.record.head_shape
         last = BertHead(replace(shape, pooler_output=False, bi_encoding=False))
         load_head_weights(last, load_tensors(own_head_file(run), "head of BERT's own")[0])
         return last.eval().requires_grad_(False)
+
+
+def scoring_precision(run: Run) -> str:
+    """Return the number type in which the encoder computed the scores of a run, or float32 if this machine lacks it."""
+    precision = devices.resolve_precision(run.record.settings.get("precision", "float32"))
+    try:
+        devices.check_precision(precision)
+    except BertVisionError:
+        logger.warning(
+            f"{run.directory} was scored in {precision}, which this machine does not compute natively. float32 is used "
+            "instead, so scores may differ slightly."
+        )
+        return "float32"
+    return precision
 
 
 def own_head_file(run: Run) -> Path:
@@ -183,14 +207,34 @@ def own_head_file(run: Run) -> Path:
 def layers_read(run: Run) -> dict[str, Any]:
     """Return which layers the head of a run reads, and their weights if it has learned any."""
     if run.record.export is not None:  # an exported run: its weights are in the graph
-        return run.record.export.layers_read
-    available = run.record.head_shape.num_layers
+        reads = dict(run.record.export.layers_read)
+        if "pooled" in reads:  # the former name, in exports of earlier versions
+            reads["pooler_output"] = reads.pop("pooled")
+        return reads
+    num_layers = run.record.head_shape.num_layers
     if run.kind == "bert":
-        return {"of": available, "layers": [available - 1], "pooled": False, "encoding": "cross", "weights": None}
+        return _layers_read(num_layers, [num_layers - 1])
     config = HeadConfig.parse(run.name)
-    layers = [available - 1] if config.name == BERT_HEAD else select_layers(config.layers, available)
-    pooled, weights = config.pooler_output, None
+    layers = [num_layers - 1] if config.name == BERT_HEAD else select_layers(config.layers, num_layers)
+    weights = None
     for key, value in upgrade_state_dict(run.weights()).items():
-        if key.endswith("layer_pooling.weights") and value.ndim == 1 and len(value) == len(layers) + pooled:
+        is_weights = key.endswith("layer_pooling.weights") and value.ndim == 1
+        if is_weights and len(value) == len(layers) + config.pooler_output:
             weights = value.softmax(dim=0).tolist()
-    return {"of": available, "layers": layers, "pooled": pooled, "encoding": config.encoding, "weights": weights}
+    return _layers_read(num_layers, layers, config.pooler_output, config.encoding, weights)
+
+
+def _layers_read(
+    num_layers: int,
+    layers: list[int],
+    pooler_output: bool = False,
+    encoding: str = "cross",
+    weights: list[float] | None = None,
+) -> dict[str, Any]:
+    return {
+        "of": num_layers,
+        "layers": layers,
+        "pooler_output": pooler_output,
+        "encoding": encoding,
+        "weights": weights,
+    }

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from bertvision import sharing
+from bertvision import devices, sharing
 from bertvision.encoders import load_encoder_info
 from bertvision.ensembles import combine
 from bertvision.errors import BertVisionError
@@ -16,12 +16,10 @@ from bertvision.onnx_model import OnnxEncoder, exported_runs, is_exported
 from bertvision.progress import bar
 from bertvision.runs import Run, is_finished, open_run
 from bertvision.shared_encoders import AttachedHead, EncoderPool, layers_read
-from bertvision.states import TokenBatches
+from bertvision.states import evaluation_batches
 from bertvision.tasks import Example, Task, task_from_dict
 from bertvision.types import Features, Predictions
 
-BATCH_ROWS = 64
-BATCH_TOKENS = 8192
 GENERIC_NAMES = ("text", "text_pair")
 """Names of texts that every task accepts, so that one item can be sent to models of different tasks."""
 
@@ -98,7 +96,7 @@ class TrainedModel:
             items: A text, a pair of texts, or a mapping such as {"question": ..., "context": ...}; or a list, array,
                 Series or iterator of these; or a DataFrame, `datasets.Dataset` or `Path` of a file with the columns of
                 the task's texts.
-            nbest: Number of candidate answers to list, for question answering.
+            nbest: Number of candidates to list as "nbest": the most probable answers to a question, or classes.
             bert: Add the answer of the encoder's own fine-tuned head as "bert". This needs no further forward pass.
             errors: "raise": an invalid item is an error. "return": its answer is {"error": "..."}, and the other items
                 are answered.
@@ -137,7 +135,9 @@ class TrainedModel:
 
     def compute_logits(self, features: Features, *, bert: bool = False) -> dict[AttachedHead, Predictions]:
         """Run each encoder once on every row, and return the logits of each head."""
-        tokens = TokenBatches(features, BATCH_ROWS, self.pad_ids, budget=BATCH_TOKENS)
+        shape = self.members[0].record.head_shape
+        token_bytes = shape.num_layers * shape.hidden_size * 4
+        tokens = evaluation_batches(features, self.pad_ids, token_bytes, devices.device().type)
         heads_by_encoder: dict[str, list[AttachedHead]] = {}
         for head in self.required_heads(bert=bert):
             heads_by_encoder.setdefault(head.shared_encoder.weights, []).append(head)
@@ -189,21 +189,13 @@ class TrainedModel:
                 answer["bert"] = bert_answers[id]
         for answer in answers.values():
             for candidates in (answer, answer.get("bert", {})):
-                if nbest is not None and "nbest" in candidates:
-                    candidates["nbest"] = candidates["nbest"][:nbest]
+                if nbest is not None:
+                    _limit_candidates(candidates, nbest)
         return [answers[str(index)] for index in range(len(answers))]
 
     def logits(self, features: Features) -> Predictions:
         """Return the logits of the model for every row."""
         return self.combine_members(self.compute_logits(features))
-
-    def score_file(self, path: Path) -> dict[str, float]:
-        """Predict a labelled file in the format of the task, and return the scores."""
-        examples = self.task.read(path)
-        features = self.encode_examples(examples)
-        predictions = self.logits(features)
-        scores = self.task.score(self.task.decode(predictions, features, self.settings), examples)
-        return scores | self.task.calibration(predictions, features, self.settings, examples)
 
     def _tokenizer_directory(self) -> Path | str:
         """Return where the tokenizer is: with a shared or exported run, else with the encoder."""
@@ -244,18 +236,34 @@ def _is_single(items: Any) -> bool:
     return isinstance(items, str) or (isinstance(items, tuple) and all(isinstance(text, str) for text in items))
 
 
-def load(run: str | Path | Run, encoder: str = "") -> TrainedModel:
-    """Load a finished, shared or exported run from its directory."""
-    models = load_all([run], encoder)
+def _limit_candidates(answer: dict[str, Any], nbest: int) -> None:
+    """Keep the best candidates of an answer. Classes are listed by descending probability."""
+    if "nbest" in answer:
+        answer["nbest"] = answer["nbest"][:nbest]
+    elif "probabilities" in answer:
+        ranked = sorted(answer["probabilities"].items(), key=lambda pair: -pair[1])[:nbest]
+        answer["nbest"] = [{"label": label, "probability": probability} for label, probability in ranked]
+
+
+def load(run: str | Path | Run, encoder: str = "", *, precision: str = "float32") -> TrainedModel:
+    """Load a finished, shared or exported run from its directory.
+
+    Args:
+        run: The run or its directory.
+        encoder: Directory or Hub name of the encoder, for a run that was shared without it.
+        precision: Number type of matrix products in the encoder. Answers in float32 do not depend on the other texts
+            of a batch. "run" stands for the number type that the run was scored in.
+    """
+    models = load_all([run], encoder, precision=precision)
     if len(models) > 1:
         paths = ", ".join(str(model.run.directory) for model in models)
         raise BertVisionError(f"{run} contains {len(models)} models; choose one of {paths}.")
     return models[0]
 
 
-def load_all(runs: Sequence[str | Path | Run], encoder: str = "") -> list[TrainedModel]:
-    """Load several runs. Runs on the same encoder share it, and its forward pass."""
-    encoder_pool = EncoderPool(encoder)
+def load_all(runs: Sequence[str | Path | Run], encoder: str = "", *, precision: str = "float32") -> list[TrainedModel]:
+    """Load several runs. Runs on the same encoder share it, and its forward pass. The arguments are those of `load`."""
+    encoder_pool = EncoderPool(encoder, precision)
     onnx_encoders: dict[Path, OnnxEncoder] = {}
     models = []
     for run in _open_runs(runs):

@@ -5,7 +5,7 @@ Only a `Batch` is padded.
 """
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -114,6 +114,10 @@ class Features:
     def lengths(self) -> np.ndarray:
         """The number of tokens of each row. (N,)"""
         return np.diff(self.offsets)
+
+    def with_weights(self, weights: Mapping[str, float]) -> "Features":
+        """Return the features with the weights of their examples, by example id."""
+        return replace(self, weights=np.array([weights[id] for id in self.example_ids], dtype=np.float32))
 
 
 @dataclass(frozen=True, kw_only=True)

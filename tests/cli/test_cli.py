@@ -121,14 +121,6 @@ def test_finetune_and_train(cli, tiny, reviews, tmp_path):
     assert code == 0 and {row["fraction"] for row in json.loads(out)} == {0.5}
 
 
-def test_evaluate(cli, runs, reviews):
-    _, result = runs
-    code, out, _ = cli("evaluate", result.best.directory, "--json")
-    assert code == 0 and json.loads(out) == pytest.approx(result.best.metrics.scores)
-    code, out, _ = cli("evaluate", result.best.directory, "--data", reviews)
-    assert code == 0 and "accuracy" in out
-
-
 def test_ensemble(cli, runs):
     _, result = runs
     members = [result.runs[0].directory, result.best.directory]
@@ -279,14 +271,24 @@ def test_a_question_that_fills_the_window(cli, tiny, tmp_path):
     refused(cli(*words), "0-1-0-0")
 
 
-def test_mistakes_in_prediction(cli, runs, tmp_path):
+def test_mistakes_in_prediction(cli, runs, reviews, tmp_path):
     best = runs[1].best.directory
     refused(cli("predict", best), "Nothing to predict")
     refused(cli("predict", best, "one", "two"), "instead of 1")
     refused(cli("predict", best, " "), "empty text")
     refused(cli("predict", best, "--question", "who", "--context", "ann"), "lacks 'text'")
-    refused(cli("predict", best, "--file", write(tmp_path / "x.jsonl", '"fine"', "broken")), "line 2")
+    refused(cli("predict", best, "text", "--output", tmp_path / "x.csv"), "need a file")
+    refused(cli("predict", best, "text", "--file", reviews), "not both")
+    refused(cli("predict", best, "--file", tmp_path / "none.csv"), "No file at")
+    refused(cli("predict", best, "--file", write(tmp_path / "x.pdf", "a")), "'.pdf' is unknown")
+    refused(cli("predict", best, "--file", write(tmp_path / "x.csv", "a,b", "c,d")), "Choose one with --text", "a, b")
+    refused(cli("predict", best, "--file", reviews, "--text", "txet"), "Did you mean 'text'")
+    refused(cli("predict", best, "--file", reviews, "--text-pair", "label"), "takes one text")
+    refused(cli("predict", best, "--file", reviews, "--output", tmp_path / "x.xlsx"), "must end in .csv")
+    code, out, err = cli("predict", best, "--file", write(tmp_path / "x.jsonl", "broken"))
+    assert code == 1 and out.startswith("error: not valid JSON") and "No row could be predicted. line 1" in err
     refused(cli("predict", best.parent, "text"), "There are runs below it")
+    refused(cli("evaluate", best, "--label", "team"), "give it with --data")
 
 
 def test_a_full_disk_stops_with_a_sentence_and_resumes(cli, tiny, reviews, tmp_path):

@@ -84,11 +84,11 @@ def test_extract_writes_once(cli, extracted, words):
 def test_extract_a_part_to_a_place_of_its_own(cli, runs, words, tmp_path):
     root, states = runs
     before = tree(states)
-    options = ["--splits", "dev", "--layers", "last2", "--first", "--pooler-output", "--store-dtype", "int4"]
+    options = ["--splits", "dev", "--layers", "last2", "--first-token-only", "--pooler-output", "--store-dtype", "int4"]
     code, out, _ = cli("extract", *words, *options, "--store-dir", tmp_path / "mine", "--runs", root, "--json")
     (made,) = json.loads(out)
     assert code == 0 and made["store"] == str(tmp_path / "mine" / "dev") and tree(states) == before
-    assert (made["layers"], made["pooled"], made["kept"], made["type"]) == ([2, 3], True, "first", "int4")
+    assert (made["layers"], made["pooler_output"], made["kept"], made["type"]) == ([2, 3], True, "first", "int4")
     store = Store(Path(made["store"]))
     assert store.rows == made["rows"] == made["tokens"] and store.layout.bytes == made["bytes"]
     assert store.identity["task"] == made["task"] == "reviews" and "pooler" in store.identity
@@ -179,7 +179,7 @@ def test_convert(cli, extracted, tmp_path):
     code, out, _ = cli("store", "convert", store, tmp_path / "a", "--type", "int4", "--layers", "last", "--json")
     (made,) = json.loads(out)
     assert code == 0 and (made["type"], made["layers"], made["kept"]) == ("int4", [3], "all")
-    code, out, _ = cli("store", "convert", store, tmp_path / "b", "--first")
+    code, out, _ = cli("store", "convert", store, tmp_path / "b", "--first-token-only")
     assert code == 0 and "float32" in out and Store(tmp_path / "b").view.first_token_only
     assert cli("store", "verify", tmp_path / "a")[0] == cli("store", "verify", tmp_path / "b")[0] == 0
     refused(cli("store", "convert", tmp_path / "a", tmp_path / "c", "--layers", "1,3"), "but not [1]")
@@ -207,7 +207,9 @@ def test_remove_takes_the_store_alone(cli, runs):
     refused(cli("store", "remove", root), "nothing is removed")
 
 
-@pytest.mark.parametrize("options", [[], ["--layers", "0,2"], ["--first"], ["--splits", "dev"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "options", [[], ["--layers", "0,2"], ["--first-token-only"], ["--splits", "dev"]], ids=" ".join
+)
 def test_the_estimate_is_what_is_then_written(cli, runs, words, tmp_path, options):
     code, out, _ = cli("store", "estimate", *words, *options, "--json")
     found = json.loads(out)

@@ -191,9 +191,21 @@ def test_decoders_are_refused(tmp_path):
 def test_unknown_names_and_architectures_are_refused(tmp_path):
     with pytest.raises(BertVisionError, match="no such directory, and the Hub did not return it"):
         load_encoder("nobody/nothing")
+    with pytest.raises(BertVisionError, match="Did you mean 'bert-base'"):
+        load_encoder("bert-bsae")
     (tmp_path / "config.json").write_text('{"model_type": "martian"}')
     with pytest.raises(BertVisionError, match="Cannot read the checkpoint"):
         load_encoder(str(tmp_path))
+
+
+def test_a_known_encoder_without_the_hub(monkeypatch, tmp_path):
+    from bertvision.encoders.table import EncoderEntry
+
+    entry = EncoderEntry(hub="nobody/nothing", layers=13, width=768, parameters=110_000_000)
+    monkeypatch.setitem(ENCODERS._entries, "absent", entry)
+    with pytest.raises(BertVisionError, match="'absent' .nobody/nothing. is not in the local cache") as caught:
+        load_encoder("absent")
+    assert "Did you mean" not in str(caught.value) and "`minilm`" in str(caught.value)
 
 
 @pytest.mark.parametrize("damage", ["cut", "garbage", "missing tensor", "missing file"])

@@ -89,13 +89,17 @@ def overload(process, bodies, seconds: float, timed: bool = False) -> None:
 
 
 def test_overload(answers_result, bodies, tmp_path):
-    with serving(tmp_path, answers_result.best.directory, "--room", ROOM, "--budget", BUDGET) as process:
+    with serving(
+        tmp_path, answers_result.best.directory, "--max-queue-tokens", ROOM, "--max-batch-tokens", BUDGET
+    ) as process:
         overload(process, bodies, 5.0)
 
 
 @pytest.mark.slow
 def test_a_minute_of_overload(answers_result, bodies, tmp_path):
-    with serving(tmp_path, answers_result.best.directory, "--room", ROOM, "--budget", BUDGET) as process:
+    with serving(
+        tmp_path, answers_result.best.directory, "--max-queue-tokens", ROOM, "--max-batch-tokens", BUDGET
+    ) as process:
         overload(process, bodies, 60.0, timed=True)
 
 

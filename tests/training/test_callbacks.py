@@ -199,3 +199,5 @@ def test_models_that_diverge_or_finish_leave_the_events():
 def test_what_is_no_callback_is_refused(wrong):
     with pytest.raises(BertVisionError, match="must be instances of subclasses of bertvision.training.Callback, got"):
         FitOptions(callbacks=[wrong])
+    with pytest.raises(BertVisionError, match="must be a list of callbacks, got a Recorder"):
+        FitOptions(callbacks=Recorder())

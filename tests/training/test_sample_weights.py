@@ -11,7 +11,7 @@ from torch import nn
 from bertvision.states import BatchPlan, ComputedStates, InMemoryStates, RowTable, Store, StoredStates, TokenBatches
 from bertvision.states import write as write_store
 from bertvision.tasks import SquadTask, TextTask
-from bertvision.training import FitOptions, TrainingConfig, fit, loop
+from bertvision.training import STOPPED, Callback, FitOptions, TrainingConfig, fit, loop
 from bertvision.types import Batch, Features, StateView
 
 CLASSES = TextTask(name="t", summary="", texts=("text",), classes=("a", "b"), metrics=("accuracy",))
@@ -152,6 +152,24 @@ def test_every_source_of_batches_passes_weights_by_row(tmp_path):
         for batch in batches:
             assert batch.weights.dtype == torch.float32 and batch.weights.tolist() == row_weights[batch.rows].tolist()
     store.close()
+
+
+def test_weights_of_examples_become_weights_of_their_rows():
+    split = replace(features(None), example_ids=["x", "y", "x", "y"])
+    assert split.weights is None
+    weighted = split.with_weights({"x": 0.5, "y": 2, "unused": 7})
+    assert weighted.weights.dtype == np.float32 and weighted.weights.tolist() == [0.5, 2.0, 0.5, 2.0]
+
+
+def test_a_training_stopped_among_rows_of_weight_zero_is_evaluated():
+    class StopAtOnce(Callback):
+        def should_stop(self):
+            return True
+
+    options = FitOptions(validate=lambda models: {"a": (1.0, 0.0)}, callbacks=[StopAtOnce()])
+    states = WeightedStates(np.zeros(ROWS), size=8)
+    train_state = fit({"a": Probe()}, states, CLASSES.loss, {"a": OPTIM}, options)["a"]
+    assert train_state.stopped == STOPPED and train_state.validation_scores == [[1.0, 0.0]]
 
 
 def test_batches_keep_weights_when_they_are_moved_and_split():

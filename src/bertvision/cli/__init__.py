@@ -30,6 +30,10 @@ FORMER_FLAGS = {
     "--pooled": "--pooler-output",
     "--with-backbone": "--with-encoder",
     "--without-backbone": "--without-encoder",
+    "--budget": "--max-batch-tokens",
+    "--readers": "--batch-threads",
+    "--room": "--max-queue-tokens",
+    "--first": "--first-token-only",
 }
 FORMER_COMMANDS = {"backbones": "encoders"}
 

@@ -1,21 +1,26 @@
 """Commands that use finished runs: predict, share, export, serve."""
 
-import json
+import logging
 import os
-import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from bertvision.cli import output
 from bertvision.cli.run_references import RunReference, RunReferences, resolve_model, resolve_run
-from bertvision.cli.training import Json, Root
+from bertvision.cli.training import Json, Root, SeparateEncoder
 from bertvision.errors import BertVisionError
 
-Encoder = Annotated[
-    str, typer.Option(help="Encoder of a run that was shared without it: a directory or a name.", show_default=False)
-]
+if TYPE_CHECKING:
+    from bertvision.prediction_files import PredictedRow
+    from bertvision.tasks import Example
+    from bertvision.trained_model import TrainedModel
+
+logger = logging.getLogger(__name__)
+
 KEY = "BERTVISION_API_KEY"
 
 
@@ -28,38 +33,103 @@ def register(app: typer.Typer) -> None:
 def predict(
     run: RunReference,
     texts: Annotated[
-        list[str] | None, typer.Argument(help="A text, or two for a pair, or a question and a context.")
+        list[str] | None, typer.Argument(help="A text; two texts for a pair, or a question and its context.")
     ] = None,
     question: Annotated[str, typer.Option(help="Question, with --context.")] = "",
-    context: Annotated[str, typer.Option(help="Text that contains the answer.")] = "",
-    file: Annotated[Path | None, typer.Option(help="JSONL file with one item per line; - reads stdin.")] = None,
-    nbest: Annotated[int | None, typer.Option(help="Candidate answers to list, with --json.", min=1)] = None,
-    bert: Annotated[bool, typer.Option("--bert", help="Also print the prediction of BERT's own head.")] = False,
-    encoder: Encoder = "",
+    context: Annotated[str, typer.Option(help="Text that contains the answer, with --question.")] = "",
+    file: Annotated[
+        str,
+        typer.Option(
+            help="Predict every row of a CSV, TSV, JSONL, Parquet or text file; - reads JSON lines or plain text from "
+            "standard input.",
+            show_default=False,
+        ),
+    ] = "",
+    to: Annotated[
+        str,
+        typer.Option(
+            "--output",
+            "-o",
+            help="With --file: write the rows with their predictions to this CSV, TSV, JSONL or Parquet file; - writes "
+            "to standard output. Without it, predictions are printed.",
+            show_default=False,
+        ),
+    ] = "",
+    text: Annotated[str, typer.Option(help="Column of the text [as in training].", show_default=False)] = "",
+    text_pair: Annotated[str, typer.Option(help="Column of the second text of a pair.", show_default=False)] = "",
+    nbest: Annotated[
+        int | None, typer.Option(help="Also list the most probable classes or answers, this many.", min=1)
+    ] = None,
+    bert: Annotated[bool, typer.Option("--bert", help="Also give the prediction of BERT's own head.")] = False,
+    encoder: SeparateEncoder = "",
     root: Root = Path("runs"),
     as_json: Json = False,
 ) -> None:
     """Predict new text with a finished, shared or exported run.
 
-    Example: bertvision predict rotten-tomatoes "a warm, funny film"
-    """
-    from bertvision import trained_model
+    Files are read and written in chunks, so they may be larger than memory. A row that cannot be predicted gets the
+    reason in the column `error`.
 
-    items: list[Any]
-    if file is not None:
-        items = _read_items(file)
-    elif question or context:
-        items = [{"question": question, "context": context}]
-    elif texts:
-        items = [texts[0] if len(texts) == 1 else tuple(texts)]
-    else:
+    Example: bertvision predict rotten-tomatoes "a warm, funny film"
+
+    Example: bertvision predict rotten-tomatoes --file reviews.csv --output predictions.csv
+    """
+    from bertvision import prediction_files, trained_model
+
+    if not file and (to or text or text_pair):
+        raise BertVisionError("--output, --text and --text-pair need a file: --file FILE, or --file - to read stdin.")
+    if file and (texts or question or context):
+        raise BertVisionError("Give texts or --file, not both.")
+    if not (file or texts or question or context):
         raise BertVisionError("Nothing to predict: give a text, --question and --context, or --file.")
-    answers = trained_model.load(resolve_model(run, root), encoder).predict(items, nbest=nbest, bert=bert)
+    model = trained_model.load(resolve_model(run, root), encoder)
+    if not file:
+        items: Any = {"question": question, "context": context}
+        if texts:
+            items = texts[0] if len(texts) == 1 else tuple(texts)
+        _print_answers(model.predict([items], nbest=nbest, bert=bert), as_json)
+        return
+    with prediction_files.open_input(file, model.task, text=text, text_pair=text_pair) as rows:
+        if not to:
+            _print_file(prediction_files.predict_rows(model, rows.rows, nbest=nbest, bert=bert), rows.name, as_json)
+            return
+        summary = prediction_files.predict_file(model, rows, to, nbest=nbest, bert=bert)
+    if to == prediction_files.STANDARD_STREAM:
+        return
+    if as_json:
+        output.as_json({"output": to, "rows": summary.rows, "failed": summary.failed})
+    else:
+        print(f"Predicted {summary.rows - summary.failed:,} of {summary.rows:,} rows: {to}")
+
+
+def _print_answers(answers: list[dict[str, Any]], as_json: bool) -> None:
     if as_json:
         output.as_json(answers)
         return
     for answer in answers:
-        print(output.answer(answer) + (f"  BERT: {output.answer(answer['bert'])}" if bert else ""))
+        print(output.answer(answer))
+
+
+def _print_file(predictions: "Iterator[PredictedRow]", name: str, as_json: bool) -> None:
+    """Print the predictions of a file as they are made. Messages about failures go to stderr."""
+    from bertvision.prediction_files import FilePredictionSummary, log_failures
+
+    rows = failed = 0
+    first_error = ""
+    with output.json_list() if as_json else nullcontext(print) as write:
+        for predicted in predictions:
+            rows += 1
+            if predicted.answer is None:
+                failed += 1
+                first_error = first_error or f"line {predicted.row.line}: {predicted.error}"
+            if as_json:
+                write(predicted.answer or {"error": predicted.error})
+            else:
+                write(output.answer(predicted.answer) if predicted.answer else f"error: {predicted.error}")
+    if failed == rows:
+        reason = f"No row could be predicted. {first_error}" if rows else "there are no rows"
+        raise BertVisionError(f"{name}: {reason}.")
+    log_failures(name, FilePredictionSummary(rows=rows, failed=failed, first_error=first_error))
 
 
 def share(
@@ -105,17 +175,11 @@ def export(
 
     Example: bertvision export rotten-tomatoes --onnx --to my-model-onnx
     """
-    from bertvision import pipeline, trained_model
+    from bertvision import trained_model
     from bertvision.serving.onnx_export import ParityLimits, export_onnx
 
     models = trained_model.load_all([resolve_model(run, root) for run in runs])
-    examples = []
-    for model in models:
-        if data is not None:
-            labelled = model.task.read(data)
-        else:
-            labelled = pipeline.dev_examples(pipeline.experiment_of(model.run))
-        examples.append(labelled[:rows] if rows else labelled)
+    examples = [_examples_to_compare(model, data)[: rows or None] for model in models]
     directory = to or models[0].run.directory / ("onnx-int8" if int8 else "onnx")
     limits = ParityLimits.default(int8=int8).override(agreement, tolerance)
     reports = export_onnx(models, directory, examples, int8=int8, limits=limits)
@@ -135,19 +199,43 @@ def export(
     print(f"Exported: {directory}")
 
 
+def _examples_to_compare(model: "TrainedModel", data: Path | None) -> "list[Example]":
+    """Return the rows on which an export is compared with the original."""
+    from bertvision import pipeline
+    from bertvision.serving.examples import comparison_texts
+    from bertvision.tasks import Example
+
+    if data is not None:
+        return model.task.read(data)
+    try:
+        return pipeline.dev_examples(pipeline.experiment_of(model.run))
+    except BertVisionError as error:
+        if (model.run.directory / "predictions.npz").is_file():
+            raise
+        # A shared run contains neither its data nor their paths.
+        rows = comparison_texts(len(model.task.text_names))
+        logger.warning(
+            f"The dev rows of {model.run.directory} are not available: {error} The export is compared on {len(rows)} "
+            "built-in texts instead. Give a labelled file with --data to compare it on your own rows."
+        )
+        return [Example(id=str(number), texts=texts, label=None) for number, texts in enumerate(rows)]
+
+
 def serve(
     runs: RunReferences,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port; 0: any free port.", min=0, max=65535)] = 8000,
-    encoder: Encoder = "",
+    encoder: SeparateEncoder = "",
     key_file: Annotated[
         Path | None, typer.Option(help=f"File with the API key [environment variable {KEY}].", show_default=False)
     ] = None,
-    budget: Annotated[int, typer.Option(help="Tokens in a batch, padding included.", min=1)] = 4096,
-    readers: Annotated[
+    max_batch_tokens: Annotated[int, typer.Option(help="Tokens in a batch, padding included.", min=1)] = 4096,
+    batch_threads: Annotated[
         int, typer.Option(help="Batches processed at once, which share the cores; 0: one per core.", min=0)
     ] = 0,
-    room: Annotated[int, typer.Option(help="Tokens in the queue; further requests get 429.", min=1)] = 32_768,
+    max_queue_tokens: Annotated[
+        int, typer.Option(help="Tokens in the queue; further requests get 429.", min=1)
+    ] = 32_768,
     timeout: Annotated[float, typer.Option(help="Seconds after which a request fails with 504.", min=0.1)] = 30.0,
     drain: Annotated[
         float, typer.Option(help="Seconds to answer requests after SIGTERM, when /readyz fails already.", min=0)
@@ -170,9 +258,9 @@ def serve(
     from bertvision.serving.server import serve as run_server
 
     settings = ServerSettings(
-        max_batch_tokens=budget,
-        num_batch_threads=readers,
-        max_queue_tokens=room,
+        max_batch_tokens=max_batch_tokens,
+        num_batch_threads=batch_threads,
+        max_queue_tokens=max_queue_tokens,
         max_concurrent_requests=max_requests,
         max_items=max_items,
         max_text_characters=max_characters,
@@ -203,23 +291,3 @@ def _key(file: Path | None) -> str:
     if not key:
         raise BertVisionError(f"{file} is empty, so it holds no API key.")
     return key
-
-
-def _read_items(file: Path) -> list[Any]:
-    """Read one item per line: a JSON string, a list of two strings, or an object."""
-    items = []
-    try:
-        text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BertVisionError(f"Cannot read {file}: {error}.") from error
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            item = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise BertVisionError(f"{file}, line {number}, is not valid JSON: {error}.") from error
-        if not isinstance(item, str | list | dict):
-            raise BertVisionError(f"{file}, line {number}: expected a text, a pair or an object, got {item!r}.")
-        items.append(tuple(item) if isinstance(item, list) else item)
-    return items

@@ -4,18 +4,38 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
+if TYPE_CHECKING:
+    from bertvision.evaluation_reports import Evaluation
+
 UNLIMITED_WIDTH = 1000  # of tables that are not read on a terminal
+CONFUSION_CLASSES = 12  # a confusion matrix of more classes would not fit a terminal
 
 
 def as_json(value: Any) -> None:
     """Print one JSON document."""
     print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+@contextmanager
+def json_list() -> Iterator[Callable[[Any], None]]:
+    """Print a JSON list whose entries are printed as they are passed to the function."""
+    separator = "["
+
+    def write(value: Any) -> None:
+        nonlocal separator
+        lines = json.dumps(value, indent=2, ensure_ascii=False).splitlines()
+        print(separator, *(f"  {line}" for line in lines), sep="\n", end="")
+        separator = ","
+
+    yield write
+    print("[]" if separator == "[" else "\n]")
 
 
 def table(rows: Sequence[dict[str, Any]], title: str = "", *, numbers: Sequence[str] = (), bold: str = "") -> None:
@@ -123,11 +143,43 @@ def print_comparison(rows: Sequence[dict[str, Any]], task_kind: str) -> None:
         print(line)
 
 
+def print_scores(scores: dict[str, Any]) -> None:
+    """Print scores, one in a line."""
+    for key, value in scores.items():
+        print(f"{key:24} {value:,.2f}" if isinstance(value, float) else f"{key:24} {value:,}")
+
+
+def print_evaluation(evaluation: "Evaluation") -> None:
+    """Print scores, and for classes their report; for few classes also the confusion matrix."""
+    print_scores({**evaluation.scores, "rows": evaluation.rows})
+    if not evaluation.classes:
+        return
+    print()
+    numbers = ("precision", "recall", "f1", "support")
+    rows = [
+        {"class": name, **{key: f"{value:,.2f}" if key != "support" else f"{value:,}" for key, value in scores}}
+        for name, scores in ((name, vars(scores).items()) for name, scores in evaluation.classes.items())
+    ]
+    table(rows, numbers=numbers)
+    classes = list(evaluation.classes)[: len(evaluation.confusion)]
+    if len(classes) <= CONFUSION_CLASSES:
+        print()
+        matrix = [
+            {"label \\ predicted": name, **dict(zip(classes, map(str, counts), strict=True))}
+            for name, counts in zip(classes, evaluation.confusion, strict=True)
+        ]
+        table(matrix, numbers=classes)
+
+
 def answer(prediction: dict[str, Any]) -> str:
-    """Return one prediction as a line of text."""
+    """Return one prediction as a line of text: the answer, further candidates, and the answer of BERT's own head."""
+    candidates = prediction.get("nbest", [])
     if "answer" in prediction:
         text = repr(prediction["answer"]) if prediction["answer"] else "no answer"
-        return f"{text}  (no-answer probability {prediction['null_probability']:.3f})"
-    if "label" in prediction:
-        return f"{prediction['label']}  ({prediction['probability']:.3f})"
-    return f"{prediction['score']:.3f}"
+        line = f"{text}  (no-answer probability {prediction['null_probability']:.3f})"
+    elif "label" in prediction:
+        line = f"{prediction['label']}  ({prediction['probability']:.3f})"
+        line += "".join(f", {entry['label']}  ({entry['probability']:.3f})" for entry in candidates[1:])
+    else:
+        line = f"{prediction['score']:.3f}"
+    return line + (f"  BERT: {answer(prediction['bert'])}" if "bert" in prediction else "")

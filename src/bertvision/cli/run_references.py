@@ -1,6 +1,5 @@
 """Find runs by what users call them: a directory, a task, `last`, or the beginning of a name."""
 
-import difflib
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bertvision.errors import BertVisionError
+from bertvision.errors import BertVisionError, suggestion
 
 if TYPE_CHECKING:
     from bertvision.runs import Run
@@ -123,6 +122,6 @@ def _not_found(reference: str, runs: "list[Run]", root: Path) -> str:
     if not runs:
         return f"No finished run matches {reference!r}: there are none in {root} (--runs names another directory)."
     tasks = dict.fromkeys(map(task_name, runs))
-    close = difflib.get_close_matches(reference, [*tasks, LAST, *(run.directory.name for run in runs)], n=1)
-    hint = f"Did you mean {close[0]!r}?" if close else f"Its tasks are {', '.join(tasks)}."
-    return f"No finished run in {root} matches {reference!r}. {hint} `bertvision runs list` shows all runs."
+    hint = suggestion(reference, [*tasks, LAST, *(run.directory.name for run in runs)])
+    hint = hint or f" Its tasks are {', '.join(tasks)}."
+    return f"No finished run in {root} matches {reference!r}.{hint} `bertvision runs list` shows all runs."

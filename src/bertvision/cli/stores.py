@@ -22,9 +22,9 @@ Layers = Annotated[str, typer.Option(help="all, last, last4, every2, 0,6,12 or 2
 Encoding = Annotated[
     str, typer.Option("--encoding", help="How pairs are encoded: cross, bi or both [both].", show_default=False)
 ]
-Pooled = Annotated[bool, typer.Option("--pooler-output", help="Also BERT's pooled [CLS] (sentence tasks).")]
+PoolerOutput = Annotated[bool, typer.Option("--pooler-output", help="Also BERT's pooler output (sentence tasks).")]
+FirstTokenOnly = Annotated[bool, typer.Option("--first-token-only", help="Only the first token, [CLS], of every row.")]
 FORMER_ENCODINGS = {"together": "cross", "apart": "bi"}
-First = Annotated[bool, typer.Option("--first", help="Only the first token, [CLS], of every row.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -44,8 +44,8 @@ def extract(
         str, typer.Option(help="Splits to extract: any of train,validation,dev.")
     ] = "train,validation,dev",
     layers: Layers = "all",
-    first: First = False,
-    pooled: Pooled = False,
+    first_token_only: FirstTokenOnly = False,
+    pooler_output: PoolerOutput = False,
     encoding: Encoding = "",
     address: Cluster = "",
     root: Root = Path("runs"),
@@ -58,7 +58,7 @@ def extract(
     from bertvision.lab import extraction
 
     made = []
-    options = _options(layers, first, pooled, encoding)
+    options = _options(layers, first_token_only, pooler_output, encoding)
     for store in extraction.extract(experiment, root, _splits(splits), options, address=address):
         made.append(_describe(store))
     _print(made, as_json)
@@ -70,8 +70,8 @@ def estimate(
         str, typer.Option(help="Splits to extract: any of train,validation,dev.")
     ] = "train,validation,dev",
     layers: Layers = "all",
-    first: First = False,
-    pooled: Pooled = False,
+    first_token_only: FirstTokenOnly = False,
+    pooler_output: PoolerOutput = False,
     encoding: Encoding = "",
     as_json: Json = False,
 ) -> None:
@@ -81,7 +81,9 @@ def estimate(
     """
     from bertvision.lab import extraction
 
-    estimated = extraction.estimate(experiment, _splits(splits), _options(layers, first, pooled, encoding))
+    estimated = extraction.estimate(
+        experiment, _splits(splits), _options(layers, first_token_only, pooler_output, encoding)
+    )
     if as_json:
         output.as_json(estimated)
         return
@@ -166,7 +168,7 @@ def convert(
     target: Annotated[Path, typer.Argument(help="Directory of the new store.")],
     type: Type = "",
     layers: Layers = "all",
-    first: First = False,
+    first_token_only: FirstTokenOnly = False,
     as_json: Json = False,
 ) -> None:
     """Write a smaller copy of a store: another number type, fewer layers, or only [CLS]. Needs no encoder.
@@ -177,7 +179,7 @@ def convert(
     from bertvision.states import Store
 
     source = Store(store)
-    made = make_smaller(source, target, type=type, view=_view(source, layers, first))
+    made = make_smaller(source, target, type=type, view=_view(source, layers, first_token_only))
     _print([_describe(made)], as_json)
 
 
@@ -195,11 +197,13 @@ def remove(store: StoreDirectory, as_json: Json = False) -> None:
     print(f"Removed {store}: {output.size(freed)}.")
 
 
-def _options(layers: str, first: bool, pooled: bool, encoding: str) -> "ExtractionOptions":
+def _options(layers: str, first_token_only: bool, pooler_output: bool, encoding: str) -> "ExtractionOptions":
     from bertvision.lab.extraction import ExtractionOptions
 
     encoding = FORMER_ENCODINGS.get(encoding, encoding)
-    return ExtractionOptions(layers=layers, first_token_only=first, pooler_output=pooled, encoding=encoding)
+    return ExtractionOptions(
+        layers=layers, first_token_only=first_token_only, pooler_output=pooler_output, encoding=encoding
+    )
 
 
 def _splits(text: str) -> list[str]:
@@ -213,14 +217,14 @@ def _splits(text: str) -> list[str]:
     return names
 
 
-def _view(source: "Store", layers: str, first: bool) -> "StateView":
+def _view(source: "Store", layers: str, first_token_only: bool) -> "StateView":
     """Return the part of a store that --layers selects; layers are numbered as in the encoder."""
     from dataclasses import replace
 
     from bertvision.heads import select_layers
 
     view = source.view
-    first_token_only = first or view.first_token_only
+    first_token_only = first_token_only or view.first_token_only
     if layers == "all":
         return replace(view, first_token_only=first_token_only)
     chosen = tuple(select_layers(layers, view.num_layers))
@@ -242,7 +246,7 @@ def _describe(store: "Store") -> dict[str, Any]:
         "rows": store.rows,
         "tokens": int(store.row_table.lengths.sum()),
         "layers": layout["layers"],
-        "pooled": layout["pooled"],
+        "pooler_output": layout["pooled"],
         "kept": layout["tokens"],
         "width": layout["width"],
         "shards": len(store.layout.bounds),
@@ -270,7 +274,7 @@ def _print(described: list[dict[str, Any]], as_json: bool) -> None:
             "type": store["type"],
             "rows": f"{store['rows']:,}",
             "tokens": f"{store['tokens']:,}",
-            "layers": len(store["layers"]) + store["pooled"],
+            "layers": len(store["layers"]) + store["pooler_output"],
             "size": output.size(store["bytes"]),
             "store": store["store"],
         }

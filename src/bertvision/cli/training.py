@@ -9,7 +9,7 @@ import typer
 
 from bertvision.cli import output
 from bertvision.cli.options import experiment_flags
-from bertvision.cli.run_references import RunReference, RunReferences, resolve_run, task_kind_of
+from bertvision.cli.run_references import RunReference, RunReferences, resolve_model, resolve_run, task_kind_of
 from bertvision.errors import BertVisionError
 from bertvision.progress import is_main_rank
 
@@ -18,6 +18,12 @@ if TYPE_CHECKING:
 
 Root = Annotated[Path, typer.Option("--runs", help="Directory of runs.")]
 Cluster = Annotated[str, typer.Option("--cluster", help="Ray cluster to use: ray://HOST:PORT, or auto.")]
+SeparateEncoder = Annotated[
+    str,
+    typer.Option(
+        "--encoder", help="Encoder of a run that was shared without it: a directory or a name.", show_default=False
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 # A subset of the rows, so that the demo takes a few minutes on two cores.
@@ -172,23 +178,53 @@ def train(experiment: "Experiment", root: Root = Path("runs"), as_json: Json = F
 
 def evaluate(
     run: RunReference,
-    data: Annotated[Path | None, typer.Option(help="Score this labelled file instead of dev.")] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            "--data",
+            "--file",
+            help="Labelled file to predict and score: CSV, TSV, JSONL, Parquet or SQuAD JSON. Without it, the saved "
+            "predictions of the dev rows are scored again.",
+            show_default=False,
+        ),
+    ] = None,
+    text: Annotated[str, typer.Option(help="Column of the text [as in training].", show_default=False)] = "",
+    text_pair: Annotated[str, typer.Option(help="Column of the second text of a pair.", show_default=False)] = "",
+    label: Annotated[str, typer.Option(help="Column of the label [as in training].", show_default=False)] = "",
+    encoder: Annotated[
+        str,
+        typer.Option(help="Encoder of a run that was shared without it: a directory or a name.", show_default=False),
+    ] = "",
     root: Root = Path("runs"),
     as_json: Json = False,
 ) -> None:
-    """Score the saved dev predictions of a run again, or predict and score a labelled file.
+    """Score a run on a labelled file, or on its dev rows again, with precision and recall of each class.
+
+    On the dev rows themselves the scores are those of the table of `run`.
 
     Example: bertvision evaluate stsb --data more.csv
-    """
-    from bertvision import pipeline, trained_model
 
-    resolved = resolve_run(run, root)
+    Example: bertvision evaluate tickets --data march.csv --text body --label team
+    """
+    from bertvision import evaluation_reports, pipeline, trained_model
+
     if data is None:
+        if text or text_pair or label:
+            raise BertVisionError("--text, --text-pair and --label name columns of a file: give it with --data.")
+        resolved = resolve_run(run, root)
+        if not (resolved.directory / "predictions.npz").is_file():
+            raise BertVisionError(f"{resolved.directory} has no saved predictions. Give a labelled file with --data.")
         experiment_data = pipeline.load_data(pipeline.experiment_of(resolved))
         scores = pipeline.rescore(experiment_data, resolved)
+        calibration = {name: value for name, value in scores.items() if name in resolved.metrics.calibration}
+        evaluation = evaluation_reports.evaluation(experiment_data.task, resolved.outcomes(), calibration)
     else:
-        scores = trained_model.load(resolved).score_file(data)
-    _print_scores(scores, as_json)
+        model = trained_model.load(resolve_model(run, root), encoder, precision="run")
+        evaluation = evaluation_reports.evaluate_file(model, data, text=text, text_pair=text_pair, label=label)
+    if as_json:
+        output.as_json(evaluation.to_dict())
+        return
+    output.print_evaluation(evaluation)
 
 
 def score(
@@ -285,6 +321,5 @@ def _print_comparison(result: Any, as_json: bool) -> None:
 def _print_scores(scores: dict[str, Any], as_json: bool) -> None:
     if as_json:
         output.as_json(scores)
-        return
-    for key, value in scores.items():
-        print(f"{key:24} {value:,.2f}" if isinstance(value, float) else f"{key:24} {value:,}")
+    else:
+        output.print_scores(scores)

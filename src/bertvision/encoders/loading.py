@@ -206,8 +206,20 @@ def _readable(name: str) -> Iterator[None]:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         if Path(name).is_dir():
             raise BertVisionError(f"Cannot read the checkpoint in {name}: {reason}") from error
-        raise BertVisionError(
-            f"Cannot load encoder {name!r}: there is no such directory, and the Hub did not return it."
-            f"{suggestion(name, set(ENCODERS) - {name})} `bertvision encoders` lists names; `minilm` does not need the "
-            f"Hub. ({reason})"
-        ) from error
+        raise BertVisionError(_not_available(name, reason)) from error
+
+
+def _not_available(name: str, reason: str) -> str:
+    """Return the message for an encoder that is neither a directory nor to be had from the Hub."""
+    entry = ENCODERS.get(name)
+    others = "Encoders of the package registry, such as `minilm`, do not need the Hub; a directory works as well."
+    if entry is not None and entry.hub and (huggingface_hub.constants.HF_HUB_OFFLINE or _offline(entry.hub)):
+        return (
+            f"Encoder {name!r} ({entry.hub}) is not in the local cache, and the Hub cannot be reached to download it. "
+            f"{others} ({reason})"
+        )
+    hint = "" if entry is not None else suggestion(name, ENCODERS)
+    return (
+        f"Cannot load encoder {name!r}: there is no such directory, and the Hub did not return it.{hint} "
+        f"`bertvision encoders` lists names. {others} ({reason})"
+    )

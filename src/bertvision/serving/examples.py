@@ -62,3 +62,12 @@ def examples_for(task: Task) -> Examples:
     if "context" in task.text_names:
         return QUESTIONS
     return PAIRS if len(task.text_names) == 2 else OTHER
+
+
+def comparison_texts(num_texts: int) -> list[tuple[str, ...]]:
+    """Return the texts of all examples with this number of texts, to compare models on when no data are at hand."""
+    lists = [QUESTIONS, PASSAGES, PAIRS, QUESTION_PAIRS, REVIEW_SENTENCES, ACCEPTABILITY, OTHER]
+    rows = [texts for examples in lists for _, texts in examples if len(texts) == num_texts]
+    if num_texts == 1:
+        rows += [(text,) for passage in (LIGHTHOUSE, BLOOD_CELLS) for text in (passage, *passage.split(". "))]
+    return rows

@@ -32,7 +32,7 @@ class PredictRequest(BaseModel):
     models: Annotated[list[Annotated[str, Field(max_length=200)]], Field(max_length=64)] = Field(
         default=[], description="Names from /v1/models. Default: the only model, or all that take these items."
     )
-    nbest: int = Field(default=3, ge=1, le=20, description="Number of candidate answers to list.")
+    nbest: int = Field(default=3, ge=1, le=20, description="Number of classes or candidate answers to list.")
     bert: bool = Field(
         default=False, description="Also return the answer of the encoder's own fine-tuned head, without a second pass."
     )
@@ -51,6 +51,13 @@ class CandidateSchema(BaseModel):
     probability: float
 
 
+class ClassCandidateSchema(BaseModel):
+    """A class and its probability."""
+
+    label: str
+    probability: float
+
+
 class AnswerSchema(BaseModel):
     """A class, a score or a span of the context. Fields that do not apply to a task are left out."""
 
@@ -64,7 +71,9 @@ class AnswerSchema(BaseModel):
     null_probability: float | None = Field(
         default=None, description="Calibrated probability that the context contains no answer."
     )
-    nbest: list[CandidateSchema] | None = None
+    nbest: list[CandidateSchema] | list[ClassCandidateSchema] | None = Field(
+        default=None, description="The most probable classes, or candidate answers, best first."
+    )
     bert: dict[str, Any] | None = Field(default=None, description="Answer of the encoder's own head.")
 
 
@@ -93,7 +102,7 @@ class Reads(BaseModel):
     name: str
     of: int
     layers: list[int]
-    pooled: bool
+    pooler_output: bool
     weights: list[float] | None
 
 

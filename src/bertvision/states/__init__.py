@@ -9,7 +9,7 @@ from bertvision.states.partition import partition
 from bertvision.states.store import Store, find_stores, remove_store
 from bertvision.states.store_writer import WriteOptions, write
 from bertvision.states.stored import StoredStates
-from bertvision.states.token_batches import TokenBatches
+from bertvision.states.token_batches import TokenBatches, evaluation_batches
 
 __all__ = [
     "FORMATS",
@@ -23,6 +23,7 @@ __all__ = [
     "ComputedStates",
     "TokenBatches",
     "WriteOptions",
+    "evaluation_batches",
     "find_stores",
     "is_store",
     "read_into_memory",

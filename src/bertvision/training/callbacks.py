@@ -128,6 +128,8 @@ class Cancellation(Callback):
 
 def check_callbacks(callbacks: Sequence[Any]) -> None:
     """Raise an error unless all objects are callbacks."""
+    if not isinstance(callbacks, Sequence):
+        raise BertVisionError(f"callbacks must be a list of callbacks, got a {type(callbacks).__name__}.")
     for callback in callbacks:
         if not isinstance(callback, Callback):
             what = f"the class {callback.__name__}" if isinstance(callback, type) else f"a {type(callback).__name__}"

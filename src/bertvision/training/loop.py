@@ -183,7 +183,10 @@ class _Loop:
         """End training before its last step with a result that can be used. The saved state is left as it is."""
         if self.fractions and self.state.step not in self.fractions:
             self._report_fractions([self.state.step / self.steps_per_epoch])
-        if all(not train_state.best_epoch and train_state.loss_count for train_state in self.active.values()):
+        active = self.active.values()
+        if not any(state.best_epoch for state in active) and (
+            self.options.validate or any(state.loss_count for state in active)
+        ):
             self._evaluate()
         for train_state in self.active.values():
             train_state.shared_seconds = self.state.shared_seconds

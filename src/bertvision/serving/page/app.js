@@ -151,17 +151,17 @@ function showContext(answer, text) {
 
 function showLayers(members) {
   byId("layers").replaceChildren(...members.map((member) => {
-    const { layers, weights, pooled } = member;
+    const { layers, weights, pooler_output: pooler } = member;
     const maximum = weights ? Math.max(...weights) : 1;
     const cells = [];
-    for (let layer = 0; layer < member.of + (pooled ? 1 : 0); layer += 1) {
+    for (let layer = 0; layer < member.of + (pooler ? 1 : 0); layer += 1) {
       const index = layer === member.of ? layers.length : layers.indexOf(layer);
       const fill = createElement("div", { class: "fill" });
       fill.style.height = cssPercent(index < 0 ? 0 : weights ? weights[index] / maximum : 1);
       const name = layer === member.of ? "pool" : layer === 0 ? "emb" : String(layer);
       cells.push(createElement("li", { "aria-hidden": "true" }, createElement("div", { class: "column" }, fill), createElement("span", { text: name })));
     }
-    const used = `${member.name}: layers ${layers.join(", ")} of 0 to ${member.of - 1}${pooled ? " and the pooler output" : ""}`;
+    const used = `${member.name}: layers ${layers.join(", ")} of 0 to ${member.of - 1}${pooler ? " and the pooler output" : ""}`;
     const learned = weights ? `; weights ${weights.map((weight) => weight.toFixed(2)).join(", ")}` : "";
     return createElement("div", {}, createElement("p", { class: "quiet", text: used + learned }), createElement("ul", { class: "layers" }, ...cells));
   }));

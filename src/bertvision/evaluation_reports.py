@@ -1,0 +1,111 @@
+"""Scores of a model on a labelled file: the official metrics, a report for each class, and a confusion matrix."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
+
+from bertvision.errors import BertVisionError
+from bertvision.tasks import Task, TextTask
+from bertvision.trained_model import TrainedModel
+
+AVERAGES = ("macro avg", "weighted avg")
+"""Rows below the classes of a report, as in scikit-learn's `classification_report`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassScores:
+    """Scores of one class, or an average of them, in percent."""
+
+    precision: float
+    recall: float
+    f1: float
+    support: int
+    """Number of rows with this label."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """The scores of a model."""
+
+    scores: dict[str, float]
+    """The metrics of the task, in percent."""
+    rows: int
+    classes: dict[str, ClassScores] = field(default_factory=dict)
+    """Scores of each class, then the averages of AVERAGES. Empty for regression and for answers to questions."""
+    confusion: list[list[int]] = field(default_factory=list)
+    """Counts by label (rows) and predicted class (columns), in the order of `classes`."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the evaluation as JSON. The metrics of the task are at the top level."""
+        values: dict[str, Any] = {**self.scores, "rows": self.rows}
+        if self.classes:
+            values["classes"] = {name: asdict(scores) for name, scores in self.classes.items()}
+            values["confusion"] = self.confusion
+        return values
+
+
+def evaluate_file(
+    model: TrainedModel, path: str | Path, *, text: str = "", text_pair: str = "", label: str = ""
+) -> Evaluation:
+    """Predict a labelled file and score the predictions.
+
+    A model that was loaded with `precision="run"` gives exactly the scores of its run on the same rows.
+
+    Args:
+        model: The model.
+        path: A CSV, TSV, JSONL or Parquet file, or a JSON file in the SQuAD format.
+        text: Column of the text; by default that of the training data.
+        text_pair: Column of the second text of a pair.
+        label: Column of the label.
+    """
+    task = with_columns(model.task, text=text, text_pair=text_pair, label=label)
+    examples = task.read(Path(path))
+    features = model.encode_examples(examples)
+    predictions = model.logits(features)
+    outcomes = task.outcomes(task.decode(predictions, features, model.settings), examples)
+    calibration = task.calibration(predictions, features, model.settings, examples)
+    return evaluation(task, outcomes, calibration)
+
+
+def evaluation(task: Task, outcomes: np.ndarray, calibration: Mapping[str, float] | None = None) -> Evaluation:
+    """Return the scores of outcomes, which `Task.outcomes` computes from answers and labels."""
+    scores = task.compute_metrics(outcomes) | dict(calibration or {})
+    classes: Sequence[str] = getattr(task, "classes", ())
+    if not classes:
+        return Evaluation(scores=scores, rows=len(outcomes))
+    labels, predicted = outcomes[:, 0].astype(int), outcomes[:, 1].astype(int)
+    numbers = list(range(len(classes)))
+    options: dict[str, Any] = {"labels": numbers, "zero_division": 0}
+    by_class: Any = precision_recall_fscore_support(labels, predicted, **options)
+    report = {
+        name: _class_scores(precision, recall, f1, support)
+        for name, precision, recall, f1, support in zip(classes, *by_class, strict=True)
+    }
+    for name in AVERAGES:
+        average: Any = precision_recall_fscore_support(labels, predicted, average=name.removesuffix(" avg"), **options)
+        precision, recall, f1, _ = average
+        report[name] = _class_scores(precision, recall, f1, len(labels))
+    confusion = confusion_matrix(labels, predicted, labels=numbers).tolist()
+    return Evaluation(scores=scores, rows=len(outcomes), classes=report, confusion=confusion)
+
+
+def _class_scores(precision: float, recall: float, f1: float, support: int) -> ClassScores:
+    percent = [100.0 * float(share) for share in (precision, recall, f1)]
+    return ClassScores(precision=percent[0], recall=percent[1], f1=percent[2], support=int(support))
+
+
+def with_columns(task: Task, *, text: str = "", text_pair: str = "", label: str = "") -> Task:
+    """Return the task with other names of columns; empty names are kept."""
+    if not (text or text_pair or label):
+        return task
+    if not isinstance(task, TextTask):
+        raise BertVisionError(f"{task.name} reads files in the SQuAD format, which have no columns to name.")
+    if text_pair and len(task.texts) == 1:
+        raise BertVisionError(f"{task.name} takes one text, so there is no column of a second text to name.")
+    texts = tuple(given or column for given, column in zip((text, text_pair), task.texts, strict=False))
+    # A file with other columns is not the official one, which may have no header line.
+    return replace(task, texts=texts, label=label or task.label, header=())
