@@ -237,10 +237,9 @@ def read(runner: Setup) -> dict[str, Any]:
     """Cold reading: shuffled against sequential, and against the layout of the original."""
     store = runner.extracted("train", "int8")
     plan = BatchPlan(store.row_table.lengths, 32, seed=0)
-    blocks = BatchPlan(store.row_table.lengths, 32, seed=0, block=256)
     megabytes = store.layout.bytes / 1e6
-    rates: dict[str, list[float]] = {"sequential": [], "shuffled": [], "blocks": [], "decoded": []}
-    orders = {"shuffled": (_Raw, plan), "blocks": (_Raw, blocks), "decoded": (StoredStates, plan)}
+    rates: dict[str, list[float]] = {"sequential": [], "shuffled": [], "decoded": []}
+    orders = {"shuffled": (_Raw, plan), "decoded": (StoredStates, plan)}
     for _ in range(runner.given.repeats):
         drop_cache(store.path)
         rates["sequential"].append(megabytes / _clock(lambda: _read_files(store.path)))
@@ -253,7 +252,6 @@ def read(runner: Setup) -> dict[str, Any]:
     return {f"{name}_mb_s": rate for name, rate in middle.items()} | {
         "megabytes": megabytes,
         "shuffled_of_sequential": middle["shuffled"] / middle["sequential"],
-        "blocks_of_sequential": middle["blocks"] / middle["sequential"],
     }
 
 

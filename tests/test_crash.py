@@ -15,7 +15,8 @@ pytestmark = pytest.mark.alone
 # A driver, so that even a run of seconds saves its state several times.
 DRIVER = """
 import json, sys
-from bertvision import pipeline, experiment as config
+from bertvision import pipeline
+from bertvision.pipeline import experiment as config
 from bertvision.training import checkpointer
 settings = json.loads(sys.argv[1])
 checkpointer.MIN_SECONDS = settings.pop("save_seconds")

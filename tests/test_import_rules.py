@@ -19,7 +19,7 @@ CORE = [
 """Modules and packages of the core, from the lowest row to the highest. A module imports from lower rows only."""
 LIBRARY = [
     ["statistics", "ensembles", "records", "legacy", "inputs", "trackers"],
-    ["runs"],
+    ["runs", "hidden_states"],
     ["shared_encoders", "model_card"],
     ["sharing", "onnx_model"],
     ["trained_model"],
@@ -32,7 +32,7 @@ LEVEL = {name: level for level, row in enumerate(FLOORS) for name in row}
 FENCES = {
     "accelerate": ["distributed"],
     "transformers": ["encoders", "cpu_optimizations", "trackers"],
-    "datasets": ["lab"],
+    "datasets": ["lab", "hidden_states"],
     "typer": ["cli"],
     "fastapi": ["serving"],
     "uvicorn": ["serving"],

@@ -18,6 +18,7 @@ from bertvision.inputs import (
     examples_from_rows,
     read_items,
     read_rows,
+    read_texts,
     task_from_files,
     task_from_rows,
 )
@@ -182,6 +183,7 @@ def test_columns_are_inferred(names, texts, label):
         (["text", "label"], {"text": "txt"}, "no column 'txt'. Did you mean 'text'. It has: text, label"),
         (["text", "label"], {"label": "lable"}, "no column 'lable'. Did you mean 'label'"),
         (["text", "label"], {"groups": "author"}, "no column 'author'"),
+        (["text", "label"], {"text": 7}, "no column '7'"),
         (["text", "label"], {"y": ["a", "b"], "label": "label"}, "given twice"),
     ],
 )
@@ -204,6 +206,7 @@ def test_columns_can_be_named():
     assert rows.texts[0] == ("a good film", "x") and rows.labels == [1, 0, 1]
     assert rows.groups == ["ann", "bob", "ann"] and rows.weights.tolist() == [1, 0.5, 0]
     assert read_rows(frame, "team", text="body").labels == [1, 0, 1]
+    assert read_rows(pandas.DataFrame({0: TEXTS, 1: TEXTS}), text=1).text_names == ("1",)
     assert read_rows(frame, text="body", labelled=False).labels is None
     with pytest.raises(BertVisionError, match="has no columns, so 'body' cannot be looked up"):
         read_rows(TEXTS, text="body")
@@ -264,6 +267,7 @@ def test_texts_that_are_refused(data, message):
         ({"y": 5}, "Expected a list, array or Series of labels, got 5"),
         ({"y": np.array(5)}, r"Series of labels, got an array of shape \(\)"),
         ({"y": "label"}, "has no column 'label'"),
+        ({"y": {1, 2, 3}}, "Series of labels, got {1, 2, 3} .set."),
         ({"groups": 5}, "Series of groups, got 5"),
         ({"groups": ["a"]}, "There are 3 rows, but 1 groups"),
         ({"groups": ["a", None, "b"]}, "Row 1: the group is missing"),
@@ -317,6 +321,8 @@ def test_class_label_features_become_names():
     assert read_rows(data).labels == read_rows(data.to_iterable_dataset()).labels == ["pos", "neg", "pos"]
     with pytest.raises(BertVisionError, match="DatasetDict with the splits train, test. Choose one.*'train'"):
         read_rows(datasets.DatasetDict(train=data, test=data))
+    for format in ("numpy", "torch", "pandas"):
+        assert content(read_rows(data.with_format(format))) == content(read_rows(data)), format
     hidden = datasets.Dataset.from_dict({"text": TEXTS, "label": [1, -1, 1]}, features=features)
     with pytest.raises(BertVisionError, match="Row 1: column 'label' is missing"):
         read_rows(hidden)
@@ -440,3 +446,17 @@ def test_items_to_predict(tmp_path):
     assert read_items((["a", "b"], ["c", "d"]), ("premise", "hypothesis")) == [("a", "c"), ("b", "d")]
     with pytest.raises(BertVisionError, match="Cannot tell which column holds the texts"):
         read_items(pandas.DataFrame({"body": ["a"], "subject": ["b"]}), ("text",))
+
+
+def test_texts_to_predict(tmp_path):
+    frame = pandas.DataFrame({"a": ["x"], "b": ["y"], "text": ["z"], "label": [None]})
+    assert read_texts(frame, ("a", "b")).texts == [("x", "y")]
+    assert read_texts(frame, ("sentence",)).texts == [("z",)]
+    assert read_texts([("x", "y")], ("a", "b")).texts == read_texts((["x"], ["y"]), ("a", "b")).texts == [("x", "y")]
+    assert read_texts(np.array([["x"]]), ("text",)).texts == [("x",)]
+    with pytest.raises(BertVisionError, match="Expected 2 text.s. per row, a, b; got 1, text"):
+        read_texts(["x"], ("a", "b"))
+    with pytest.raises(BertVisionError, match="Expected 1 text.s. per row, a; got 2"):
+        read_texts([("x", "y")], ("a",))
+    with pytest.raises(BertVisionError, match="Row 0: column 'text' is missing"):
+        read_texts([{"text": None}], ("a",))

@@ -85,6 +85,7 @@ def test_items_of_every_kind(answers):
         (pandas.Series(questions), pandas.Series(contexts)),
         pandas.Series(items),
         columns,
+        dict(pandas.DataFrame(columns)),
         pandas.DataFrame(columns),
         datasets.Dataset.from_dict(columns),
         pandas.DataFrame({"text": questions, "text_pair": contexts}),

@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from bertvision.encoders import ENCODERS, Encoder, load_encoder, register_encoder
     from bertvision.errors import BertVisionError
     from bertvision.heads import HEADS, build_head, register_head
+    from bertvision.hidden_states import HiddenStates, extract, fit_head
     from bertvision.pipeline import ExperimentResult, run
     from bertvision.pipeline.experiment import Experiment
     from bertvision.tasks import TASKS, register_task
@@ -31,6 +32,9 @@ _MODULES = {
     "load_encoder": "encoders",
     "Encoder": "encoders",
     "register_encoder": "encoders",
+    "HiddenStates": "hidden_states",
+    "extract": "hidden_states",
+    "fit_head": "hidden_states",
     "register_head": "heads",
     "register_task": "tasks",
     "BertVisionError": "errors",
@@ -43,11 +47,14 @@ __all__ = [
     "ExperimentResult",
     "Experiment",
     "HEADS",
+    "HiddenStates",
     "Predictions",
     "TrainedModel",
     "HeadShape",
     "TASKS",
     "build_head",
+    "extract",
+    "fit_head",
     "load",
     "load_encoder",
     "register_encoder",

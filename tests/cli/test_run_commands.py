@@ -4,8 +4,8 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -183,6 +183,11 @@ def test_former_names(messages):
         "--pooler-output",
     ]
     assert current_names(["share", "--without-backbone"]) == ["share", "--without-encoder"]
+    limits = ["serve", "last", "--budget", "9", "--readers=2", "--room", "99"]
+    assert current_names(limits) == [
+        "serve", "last", "--max-batch-tokens", "9", "--batch-threads=2", "--max-queue-tokens", "99",
+    ]  # fmt: skip
+    assert current_names(["store", "convert", "--first"]) == ["store", "convert", "--first-token-only"]
 
 
 def test_former_command(cli):
@@ -190,7 +195,44 @@ def test_former_command(cli):
     assert code == 0 and json.loads(out)[0]["alias"] == "minilm" and "is now called encoders" in err
 
 
-def test_version_and_completion(cli):
+def test_version(cli):
     assert cli("--version")[:2] == (0, f"bertvision {bertvision.__version__}\n")
+
+
+BASH = r"""
+eval "$(_BERTVISION_COMPLETE=source_bash bertvision)"
+for line in "bertvision ev" "bertvision predict --te" "bertvision runs " "bertvision zzz"; do
+    read -r -a COMP_WORDS <<< "$line"
+    [[ "$line" == *" " ]] && COMP_WORDS+=("")
+    COMP_CWORD=$((${#COMP_WORDS[@]} - 1)) COMPREPLY=()
+    _bertvision_completion bertvision
+    echo "${COMPREPLY[*]}"
+done
+complete -p bertvision
+"""
+
+
+def test_completion_in_bash(cli, tmp_path):
+    """What `bertvision --install-completion` installs, in a real shell."""
     assert "--install-completion" in cli("--help")[1]
-    assert Path(sys.argv[0]).name == "bertvision"
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("LOUD: there is no bash here, so completion was not tested")
+    script = tmp_path / "bertvision"
+    script.write_text(f"#!{sys.executable}\nfrom bertvision.cli import main\n\nmain()\n")
+    script.chmod(0o755)
+    environment = os.environ | {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    done = subprocess.run([bash, "--norc", "-c", BASH], capture_output=True, text=True, env=environment)
+    expected = ["evaluate", "--text --text-pair", "list show compare remove", ""]
+    assert done.stdout.splitlines()[:4] == expected, done.stderr
+    assert done.stdout.splitlines()[4] == "complete -o default -F _bertvision_completion bertvision"
+
+
+def test_the_names_of_the_package_are_complete():
+    listed = set(dir(bertvision))
+    assert set(bertvision.__all__) <= listed and {"__version__", "TrainedModel", "load", "run"} <= listed
+    assert set(bertvision._MODULES) <= set(bertvision.__all__)
+    for name in bertvision.__all__:
+        assert getattr(bertvision, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        bertvision.nothing  # noqa: B018

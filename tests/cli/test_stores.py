@@ -122,8 +122,8 @@ def test_usage_errors_are_2_and_others_1(cli, tmp_path):
         assert cli("store", *words)[0] == 2
     for name in ("info", "verify", "remove"):
         code, out, err = cli("store", name, tmp_path)
-        assert (code, out) == (1, "") and f"No activation store at {tmp_path}" in err
-    refused(cli("store", "convert", tmp_path, tmp_path / "x"), "No activation store")
+        assert (code, out) == (1, "") and f"There is no store of hidden states at {tmp_path}" in err
+    refused(cli("store", "convert", tmp_path, tmp_path / "x"), "no store of hidden states")
     assert not list(tmp_path.iterdir())
 
 
@@ -264,7 +264,7 @@ def test_stores_named_by_hand_must_be_of_the_same_states(cli, runs, words, tmp_p
     before = tree(mine)
     train = ["train", *words, *given, "--heads", "mean", "--states", "store"]
     assert cli(*train)[0] == 0
-    refused(cli(*train, "--set", "finetune.learning_rate=2e-3"), "holds other states than asked for", "backbone is ")
+    refused(cli(*train, "--set", "finetune.learning_rate=2e-3"), "holds other hidden states", "backbone is ")
     refused(cli(*train, "--max-tokens", "12"), "max_tokens is 128 instead of 12")
     refused(cli(*train, "--limit", "60"), "data is ")
     refused(cli("extract", *words, *given, "--splits", "train", "--layers", "last"), "layers is 0-3 instead of [3]")
@@ -288,6 +288,6 @@ def test_a_store_that_was_begun_is_finished(cli, runs, words):
     (store / "unfinished.json").write_text(json.dumps(header, indent=1) + "\n")
     for name in ("manifest.json", "00000.states"):
         (store / name).unlink()
-    refused(cli("store", "info", store), "is unfinished", "goes on where it stopped")
+    refused(cli("store", "info", store), "is unfinished", "it resumes")
     assert cli("extract", *words, "--store-dtype", "float32", "--splits", "train", "--runs", root)[0] == 0
     assert {file.name: file.read_bytes() for file in store.iterdir()} == sound

@@ -56,7 +56,7 @@ def test_an_object_equals_the_same_encoder_loaded_by_name(family, tmp_path):
     tokens, mask = batch(encoder.tokenizer, TEXTS)
     assert torch.equal(encoder(tokens, mask), by_name(tokens, mask))
     assert weights_hash(encoder) == weights_hash(by_name) and encoder.name == by_name.name == str(directory)
-    assert encoder.info == by_name.info and encoder.max_tokens == by_name.max_tokens
+    assert encoder.info == by_name.info
     assert encoder.bert_head.keys() == by_name.bert_head.keys()
     loaded = load_encoder(encoder)
     finetune(loaded.encoder)
@@ -66,7 +66,7 @@ def test_an_object_equals_the_same_encoder_loaded_by_name(family, tmp_path):
 
 def test_objects_are_saved_and_loaded(tiny, tmp_path):
     encoder = Encoder.from_pretrained(tiny)
-    assert load_encoder_info(encoder) == encoder.info and encoder.pad_ids == {"input_ids": 0, "token_type_ids": 0}
+    assert load_encoder_info(encoder) == encoder.info and encoder.info.pad_ids == {"input_ids": 0, "token_type_ids": 0}
     encoder.save_pretrained(tmp_path / "saved")
     again = Encoder.from_pretrained(tmp_path / "saved", precision="auto")
     assert weights_hash(again) == weights_hash(encoder) and again.precision in ("float32", "bfloat16")
@@ -145,7 +145,12 @@ def test_a_module_of_the_protocol_is_an_encoder(tokenizer, stacked):
     expected = expected if stacked else torch.stack(expected, dim=1)
     assert torch.equal(encoder(tokens, mask), expected)
     assert torch.equal(encoder.last(tokens, mask), expected[:, -1:])
-    assert (encoder.num_layers, encoder.hidden_size, encoder.max_tokens, encoder.name) == (4, 32, 64, "BagOfEmbeddings")
+    assert (encoder.num_layers, encoder.hidden_size, encoder.info.max_tokens, encoder.name) == (
+        4,
+        32,
+        64,
+        "BagOfEmbeddings",
+    )
     pair = tokenizer([TEXTS[0]], [TEXTS[1]], return_tensors="pt")
     pair_mask = pair.pop("attention_mask").bool()
     text_ids = torch.tensor([[id == 1 for id in pair.sequence_ids(0)]]).cummax(1).values

@@ -45,11 +45,12 @@ def names(server) -> list[str]:
 
 def test_answers_are_those_of_the_library(server, local):
     head, ensemble, answers = names(server)
-    body = {"items": [REVIEW, "a bad plot"], "models": [head, ensemble], "bert": True}
+    body = {"items": [REVIEW, "a bad plot"], "models": [head, ensemble], "nbest": 2, "bert": True}
     status, found = server.ask(body)
     assert status == 200 and list(found["answers"]) == [head, ensemble]
-    assert close(found["answers"][head], local[0].predict(body["items"], bert=True))
-    assert close(found["answers"][ensemble], local[1].predict(body["items"], bert=True))
+    assert close(found["answers"][head], local[0].predict(body["items"], nbest=2, bert=True))
+    assert close(found["answers"][ensemble], local[1].predict(body["items"], nbest=2, bert=True))
+    assert [len(answer["nbest"]) for answer in found["answers"][head]] == [2, 2]
     assert found["passes"] == 1 and found["tokens"] == sum(local[0].encode(body["items"]).lengths)
     status, found = server.ask({"items": [QUESTION], "nbest": 4})
     (said,) = found["answers"][answers]

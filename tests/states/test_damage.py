@@ -10,6 +10,7 @@ import pytest
 from fakes import Made, files, place
 
 from bertvision.errors import BertVisionError
+from bertvision.lab.store_maintenance import verify_store
 from bertvision.states import BatchPlan, Store, StoredStates
 from bertvision.states.layout import seal
 
@@ -41,7 +42,7 @@ def flipped(data, at, by):
 def faults(path):
     """What opening or verifying says."""
     try:
-        return [text for _, wrong in Store(path).verify() for text in wrong]
+        return [text for _, wrong in verify_store(Store(path)) for text in wrong]
     except BertVisionError as error:
         return [str(error)]
 
@@ -134,7 +135,7 @@ def test_a_file_that_was_cut_short(store, name, keep):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("manifest.json", "No activation store at"),
+        ("manifest.json", "There is no store of hidden states at"),
         ("rows.safetensors", "rows.safetensors cannot be read (No such file or directory)"),
         ("00001.states", "shard 00001.states is missing"),
     ],

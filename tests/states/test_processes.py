@@ -14,6 +14,7 @@ import pytest
 from fakes import files, place
 
 from bertvision.errors import BertVisionError
+from bertvision.lab.store_maintenance import verify_store
 from bertvision.states import Store
 
 pytestmark = pytest.mark.alone
@@ -80,9 +81,9 @@ def assert_honest(path: Path) -> None:
     try:
         store = Store(path)
     except BertVisionError as error:
-        assert "is unfinished" in str(error) or "No activation store" in str(error)
+        assert "is unfinished" in str(error) or "no store of hidden states" in str(error)
     else:
-        assert [wrong for _, wrong in store.verify() if wrong] == []
+        assert [wrong for _, wrong in verify_store(store) if wrong] == []
 
 
 def storm(crash_worker, store: Store, folder: Path, kills: int, seed: int) -> list[int]:

@@ -13,7 +13,8 @@ from fakes import IDENTITY, Made, files, remount, small_disk, write_store
 from test_computed import stream
 
 from bertvision.errors import BertVisionError
-from bertvision.states import RowTable, Store, find_stores, is_store, remove_store
+from bertvision.lab.store_maintenance import find_stores, remove_store, verify_store
+from bertvision.states import RowTable, Store, is_store
 from bertvision.types import StateView
 
 LENGTHS = [int(n) for n in np.random.default_rng(3).integers(1, 40, 30)]
@@ -340,7 +341,7 @@ def test_a_read_only_disk(tmp_path, calm):
                 refused(lambda path=path: Made(LENGTHS).write(path), "Cannot write", "Read-only file system")
             refused(lambda: remove_store(disk / "s"), "Cannot write", "Read-only file system")
             store = Store(disk / "s")  # what is there can be read
-            assert [wrong for _, wrong in store.verify() if wrong] == []
+            assert [wrong for _, wrong in verify_store(store) if wrong] == []
             store.close()
         finally:
             remount(disk, "rw")
@@ -364,7 +365,7 @@ def test_a_place_that_is_a_file(tmp_path):
     (tmp_path / "file").write_text("mine")
     refused(lambda: Made(LENGTHS).write(tmp_path / "file"), "Cannot write")
     refused(lambda: Made(LENGTHS).write(tmp_path / "file" / "s"), "Cannot write")
-    refused(lambda: Store(tmp_path / "file"), "No activation store")
+    refused(lambda: Store(tmp_path / "file"), "no store of hidden states")
     assert (tmp_path / "file").read_text() == "mine"
 
 

@@ -95,7 +95,7 @@ def encoders(as_json: Json = False) -> None:
             "layers": entry.layers,
             "width": entry.width,
             "parameters": entry.parameters,
-            "from": entry.origin,
+            "from": "registered function" if entry.factory else "package registry" if entry.package else "Hub",
             "hub": entry.hub,
             "note": entry.note,
         }

@@ -118,12 +118,13 @@ def verify(store: StoreDirectory, as_json: Json = False) -> None:
 
     Example: bertvision store verify runs/stsb/minilm/0a1b2c3d/0.3/states/train-int8-4e5f6a7b
     """
+    from bertvision.lab.store_maintenance import verify_store
     from bertvision.progress import bar
     from bertvision.states import Store
 
     opened, problems = Store(store), []
     with bar("verify", total=opened.rows) as advance:
-        for rows, errors in opened.verify():
+        for rows, errors in verify_store(opened):
             problems += errors
             advance(rows)
     if as_json:
@@ -141,7 +142,8 @@ def list_stores(root: Root = Path("runs"), as_json: Json = False) -> None:
 
     Example: bertvision store list --runs runs
     """
-    from bertvision.states import Store, find_stores
+    from bertvision.lab.store_maintenance import find_stores
+    from bertvision.states import Store
 
     finished, unfinished = find_stores(root)
     rows, damaged = [], []
@@ -188,7 +190,7 @@ def remove(store: StoreDirectory, as_json: Json = False) -> None:
 
     Example: bertvision store remove runs/stsb/minilm/0a1b2c3d/0.3/states/train-int8-4e5f6a7b
     """
-    from bertvision.states import remove_store
+    from bertvision.lab.store_maintenance import remove_store
 
     freed = remove_store(store)
     if as_json:

@@ -84,23 +84,21 @@ def _seeds(text: str) -> list[int]:
 
 
 def report(
-    roots: Annotated[
-        list[Path], typer.Argument(help="Directories of runs with results of studies.", metavar="RUNS...")
-    ],
+    roots: Annotated[list[Path], typer.Argument(help="Directories of runs, e.g. runs.", metavar="RUNS...")],
     out: Annotated[Path, typer.Option("--out", "-o", help="HTML file to write.")] = Path("report.html"),
     files: Annotated[
         Path | None, typer.Option(help="Also write pictures, Markdown, CSV and JSON into this directory.")
     ] = None,
     examples: Annotated[bool, typer.Option(help="Show examples that models get wrong.")] = True,
 ) -> None:
-    """Write all results of studies as one HTML page that works offline, with sortable tables.
+    """Write the results of all runs, studies and searches as one HTML page that works offline.
 
     Example: bertvision report runs -o report.html --files report
     """
     from bertvision.lab.reports import write_report
 
-    results = write_report(roots, out, files=files, examples=examples)
-    print(f"{out}: {len(results)} studies of {', '.join(dict.fromkeys(result.task for result in results))}.")
+    contents = write_report(roots, out, files=files, examples=examples)
+    print(f"{out}: {contents.describe()}.")
     if files:
         print(f"{files}: pictures, tables.md, CSV and JSON.")
 

@@ -10,7 +10,6 @@ from bertvision.encoders.loading import (
     tokenizer_hash,
     weights_hash,
 )
-from bertvision.encoders.module_adapter import HiddenStateModel
 from bertvision.encoders.table import ENCODERS, EncoderEntry, register_encoder
 
 __all__ = [
@@ -23,7 +22,6 @@ __all__ = [
     "LoadedEncoder",
     "EncoderWithHead",
     "EncoderInfo",
-    "HiddenStateModel",
     "load_encoder",
     "load_encoder_info",
     "register_encoder",

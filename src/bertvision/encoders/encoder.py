@@ -17,8 +17,14 @@ from bertvision.cpu_optimizations.dropout import replace_dropout
 from bertvision.cpu_optimizations.packed_linear import packed
 from bertvision.cpu_optimizations.partial_embedding import full_table, restrict_vocabulary
 from bertvision.encoders.bi_encoding import encode_in_one_row, encode_in_two_rows
-from bertvision.encoders.model_parts import bert_head_weights, first_position, model_body, quiet, without_peft
-from bertvision.encoders.module_adapter import ModuleAdapter
+from bertvision.encoders.model_parts import (
+    ModuleAdapter,
+    bert_head_weights,
+    first_position,
+    model_body,
+    quiet,
+    without_peft,
+)
 from bertvision.encoders.table import ENCODERS
 from bertvision.errors import BertVisionError
 from bertvision.files import require_space, save_tensors, write_json
@@ -66,9 +72,17 @@ class EncoderInfo:
 class Encoder(nn.Module):
     """An encoder without its pooler: tokens -> hidden states of every layer.
 
+    `model` is a bidirectional encoder of transformers, alone, with a task's head, or wrapped by peft; or any
+    `nn.Module` that follows this protocol:
+
+    - `num_layers` counts the hidden states that it returns. The first is the embedding output.
+    - `hidden_size` is their size W. Optionally, `max_tokens` limits the length of inputs (default: 512).
+    - `forward(input_ids, attention_mask)` takes int64 and bool tensors (B, T), and returns the hidden states of all
+      layers: `num_layers` tensors (B, T, W), or one tensor (B, L, T, W). Other outputs of the tokenizer, such as
+      `token_type_ids`, are passed if `forward` has parameters of their names.
+
     Args:
-        model: A bidirectional encoder of transformers, alone, with a task's head or wrapped by peft; or a module that
-            follows the protocol `HiddenStateModel`. It is copied, so that the caller's model is never changed.
+        model: The model. It is copied, so that the caller's model is never changed.
         tokenizer: The tokenizer of the model. Only the forward pass works without one.
         precision: The number type of matrix products: "float32", "bfloat16", "float16", or "auto" for the fastest
             that this machine supports. Weights, sums, norms and hidden states are float32.
@@ -92,7 +106,7 @@ class Encoder(nn.Module):
         model = deepcopy(model) if copy else model
         self._peft_model = [model] if hasattr(model, "peft_config") else []  # in a list, so that it is no submodule
         with_head = without_peft(model)
-        self.model = model_body(with_head).float().eval()
+        self.model = model_body(with_head).float()
         self.tokenizer = tokenizer
         self.precision = devices.resolve_precision(precision)
         self.name = name or self.model.config.name_or_path or type(self.model).__name__
@@ -105,6 +119,7 @@ class Encoder(nn.Module):
         if cpu_optimizations.enabled():
             replace_dropout(self.model)
             replace_attention(self.model)
+        self.eval()
 
     @classmethod
     def from_pretrained(
@@ -112,25 +127,23 @@ class Encoder(nn.Module):
     ) -> "Encoder":
         """Load an encoder by a name of ENCODERS, a Hub name, or the path of a directory in the Hugging Face layout.
 
-        Args:
-            name: The name or path.
-            device: Where the weights are put, e.g. "cuda"; the CPU by default.
-            precision: The number type of matrix products, as in `Encoder`.
+        `device` is where the weights are put, e.g. "cuda"; by default it is the CPU.
         """
         from bertvision.encoders.loading import load_encoder  # that module imports this one
 
         encoder = load_encoder(str(name), precision).encoder
         return encoder if device is None else encoder.to(device)
 
-    def save_pretrained(self, directory: str | Path) -> None:
+    def save_pretrained(
+        self, directory: str | Path, *, tokenizer: Any = None, bert_head: Mapping[str, Tensor] | None = None
+    ) -> None:
         """Write encoder, tokenizer and the weights of BERT's own head in the Hugging Face layout.
 
-        Adapters of peft are merged, so that the directory holds an ordinary encoder.
+        Adapters of peft are merged, so that the directory holds an ordinary encoder. Another tokenizer and other
+        weights of the head can be given.
         """
-        self.save(Path(directory), self.tokenizer, self.bert_head)
-
-    def save(self, directory: Path, tokenizer: Any, bert_head: Mapping[str, Tensor]) -> None:
-        """Write the encoder with this tokenizer and these weights of BERT's own head."""
+        directory, tokenizer = Path(directory), tokenizer or self.tokenizer
+        bert_head = self.bert_head if bert_head is None else bert_head
         self.require_saveable()
         with quiet(), self.full_table():
             size = sum(p.numel() * p.element_size() for p in self.parameters())
@@ -147,34 +160,19 @@ class Encoder(nn.Module):
     def require_saveable(self) -> None:
         """Raise an error if the encoder could not be loaded again after it was saved."""
         entry = ENCODERS.get(self.name)
-        if isinstance(self.model, ModuleAdapter) and (entry is None or entry.factory is None):
+        if isinstance(self.model, ModuleAdapter) and not (entry and entry.factory):
             raise BertVisionError(
-                f"The encoder {self.name!r} is not part of transformers, so it can be saved and loaded only under a "
-                "registered name. Call `register_encoder(NAME, FUNCTION)` with a function that builds the encoder, "
-                "and give `Encoder` that name: Encoder(module, tokenizer, name=NAME)."
+                f"The encoder {self.name!r} is not part of transformers, so it can be saved only under a registered "
+                "name. Call `register_encoder(NAME, FUNCTION)` with a function that builds the encoder, and give "
+                "`Encoder` that name: Encoder(module, tokenizer, name=NAME)."
             )
 
     @property
     def info(self) -> EncoderInfo:
-        """The tokenizer and the dimensions."""
+        """The tokenizer, the padding, and the dimensions."""
         if self.tokenizer is None:
             raise BertVisionError("This encoder has no tokenizer. Create it with Encoder(model, tokenizer).")
         return EncoderInfo.from_config(self.model.config, self.tokenizer, self.learning_rate)
-
-    @property
-    def max_tokens(self) -> int:
-        """The largest number of tokens that encoder and tokenizer support."""
-        return self.info.max_tokens
-
-    @property
-    def pad_ids(self) -> dict[str, int]:
-        """The padding value of each input."""
-        return self.info.pad_ids
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the weights."""
-        return next(self.parameters()).device
 
     @property
     def dropout(self) -> float:
@@ -268,8 +266,7 @@ class Encoder(nn.Module):
         """Exclude the lowest layers from training: 1 freezes the embeddings, 2 also the first layer, and so on."""
         lists = (module for module in self.model.modules() if isinstance(module, nn.ModuleList))
         layers = next((blocks for blocks in lists if len(blocks) == self.num_layers - 1), [])  # none in ALBERT
-        is_module = isinstance(self.model, ModuleAdapter)  # whose parts are not known
-        parts = [] if is_module else [self.model.embeddings, *layers]
+        parts = [self.model.embeddings, *layers] if hasattr(self.model, "embeddings") else []
         if not 0 <= lowest <= len(parts):
             raise BertVisionError(f"0 to {len(parts)} layers of this encoder can be frozen, got {lowest}.")
         for part in parts[:lowest]:

@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 from bertvision import devices
 from bertvision.encoders.encoder import BERT_HEAD_FILE, REGISTERED_FILE, Encoder, EncoderInfo, EncoderWithHead
-from bertvision.encoders.model_parts import bert_head_weights, quiet, require_encoder
-from bertvision.encoders.module_adapter import WEIGHTS_FILE
+from bertvision.encoders.model_parts import WEIGHTS_FILE, bert_head_weights, quiet, require_encoder
 from bertvision.encoders.table import ENCODERS, EncoderEntry
 from bertvision.errors import BertVisionError, suggestion
 from bertvision.files import read_json
@@ -38,10 +37,10 @@ class LoadedEncoder:
     name: str
     encoder: Encoder
     tokenizer: Any
-    last: dict[str, Tensor] = field(default_factory=dict)
-    """Weights of BERT's own head in the checkpoint: `pooler.*` and/or `classifier.*`."""
-    dropout: float = 0.1
-    """The dropout before the classifier, from the configuration of the model."""
+    last: dict[str, Tensor]
+    """Weights of BERT's own head: `pooler.*` and/or `classifier.*`."""
+    dropout: float
+    """The dropout before the classifier."""
 
 
 def load_encoder(encoder: str | Encoder, precision: str = "float32") -> LoadedEncoder:
@@ -53,17 +52,11 @@ def load_encoder(encoder: str | Encoder, precision: str = "float32") -> LoadedEn
     if isinstance(encoder, Encoder):
         encoder.require_saveable()
         loaded = deepcopy(encoder)
-    elif registered := _registered_name(encoder):
-        loaded = _build_registered(registered, encoder)
     else:
-        loaded = _load(encoder)
+        loaded = _build_registered(encoder) or _load(encoder)
     loaded.precision = devices.resolve_precision(precision)
     return LoadedEncoder(
-        name=loaded.name,
-        encoder=loaded,
-        tokenizer=loaded.tokenizer,
-        last=loaded.bert_head,
-        dropout=loaded.dropout,
+        name=loaded.name, encoder=loaded, tokenizer=loaded.tokenizer, last=loaded.bert_head, dropout=loaded.dropout
     )
 
 
@@ -71,8 +64,8 @@ def load_encoder_info(encoder: str | Encoder) -> EncoderInfo:
     """Load the tokenizer and the dimensions of an encoder."""
     if isinstance(encoder, Encoder):
         return encoder.info
-    if registered := _registered_name(encoder):
-        return _build_registered(registered, encoder).info
+    if registered := _build_registered(encoder):
+        return registered.info
     _, config, tokenizer = _locate(encoder)
     return EncoderInfo.from_config(config, tokenizer, _entry(encoder).learning_rate)
 
@@ -97,19 +90,14 @@ def _load(name: str) -> Encoder:
     return encoder
 
 
-def _registered_name(name: str) -> str:
-    """Return the name of the function that builds an encoder, given its name or directory; "" if there is none."""
-    file = Path(name) / REGISTERED_FILE
-    if file.is_file():
-        return read_json(file, "name of a registered encoder")["name"]
-    entry = ENCODERS.get(name)
-    return name if entry and entry.factory else ""
-
-
-def _build_registered(registered: str, name: str) -> Encoder:
-    """Call the registered function of an encoder; if `name` is a directory, load the saved weights."""
+def _build_registered(name: str) -> Encoder | None:
+    """Build the encoder of a registered function, given its name or a directory of its weights; None for others."""
+    saved = (Path(name) / REGISTERED_FILE).is_file()
+    registered = read_json(Path(name) / REGISTERED_FILE, "name of a registered encoder")["name"] if saved else name
     entry = ENCODERS.get(registered)
-    if entry is None or entry.factory is None:
+    if not (entry and entry.factory):
+        if not saved:
+            return None
         raise BertVisionError(
             f"{name} was saved from the encoder {registered!r}, whose code is not part of transformers. Import the "
             f"package that defines it, or call `register_encoder({registered!r}, FUNCTION)`, and load it again."
@@ -121,12 +109,11 @@ def _build_registered(registered: str, name: str) -> Encoder:
             "`Encoder`. Let it return Encoder(model, tokenizer)."
         )
     encoder.name = registered
-    directory = Path(name)
-    if (directory / REGISTERED_FILE).is_file():
+    if saved:
         with _readable(name):
-            encoder.model.module.load_state_dict(load_file(directory / WEIGHTS_FILE))
-        if (directory / BERT_HEAD_FILE).is_file():
-            encoder.bert_head = load_file(directory / BERT_HEAD_FILE)
+            encoder.model.module.load_state_dict(load_file(Path(name) / WEIGHTS_FILE))
+            if (Path(name) / BERT_HEAD_FILE).is_file():
+                encoder.bert_head = load_file(Path(name) / BERT_HEAD_FILE)
     return encoder
 
 
@@ -147,12 +134,10 @@ def _locate(name: str) -> tuple[str, Any, Any]:
 
 def save_encoder(directory: Path, bert: EncoderWithHead, tokenizer: Any) -> None:
     """Write encoder and tokenizer in the Hugging Face layout, and BERT's own head."""
-    bert.encoder.save(directory, tokenizer, bert.head.state_dict())
+    bert.encoder.save_pretrained(directory, tokenizer=tokenizer, bert_head=bert.head.state_dict())
 
 
-def weights_hash(encoder: Encoder) -> str:
-    """Return the SHA-256 of all tensors, in order of their names."""
-    return encoder.weights_hash()
+weights_hash = Encoder.weights_hash
 
 
 def tokenizer_hash(tokenizer: Any) -> str:
@@ -163,35 +148,31 @@ def tokenizer_hash(tokenizer: Any) -> str:
 
 
 @cache
-def _offline(where: str) -> bool:
+def _offline(location: str) -> bool:
     """Return whether to load local files only: transformers waits half a minute for a Hub that does not answer."""
-    return Path(where).is_dir() or not can_connect(huggingface_hub.constants.ENDPOINT)
+    return Path(location).is_dir() or not can_connect(huggingface_hub.constants.ENDPOINT)
 
 
-def _read_weights(where: str, config: Any) -> tuple[Any, dict[str, Tensor]]:
+def _read_weights(location: str, config: Any) -> tuple[Any, dict[str, Tensor]]:
     """Return the bare encoder, and the weights of BERT's own head in the checkpoint."""
     architecture = (getattr(config, "architectures", None) or [""])[0]
-    if architecture.endswith("ForQuestionAnswering"):
-        auto = transformers.AutoModelForQuestionAnswering
-    elif architecture.endswith("ForSequenceClassification"):
-        auto = transformers.AutoModelForSequenceClassification
-    else:
-        auto = transformers.AutoModel
+    kinds = ("ForQuestionAnswering", "ForSequenceClassification")
+    auto = getattr(transformers, f"AutoModel{next(filter(architecture.endswith, kinds), '')}")
     model, info = auto.from_pretrained(
-        where,
+        location,
         dtype=torch.float32,
         use_safetensors=True,
         trust_remote_code=False,
         output_loading_info=True,
-        local_files_only=_offline(where),
+        local_files_only=_offline(location),
     )
     body = getattr(model, model.base_model_prefix, model)
     prefix = "" if body is model else f"{model.base_model_prefix}."
-    absent = [key for key in info["missing_keys"] if key.startswith(prefix) and not key.startswith(f"{prefix}pooler.")]
-    absent = [key for key in absent if prefix or "." in key]
-    if absent:
+    missing = [key for key in info["missing_keys"] if key.startswith(prefix) and (prefix or "." in key)]
+    missing = sorted(key for key in missing if not key.startswith(f"{prefix}pooler."))
+    if missing:
         raise BertVisionError(
-            f"Checkpoint {where!r} lacks {len(absent)} of the encoder's tensors, {sorted(absent)[0]!r} among them. "
+            f"Checkpoint {location!r} lacks {len(missing)} of the encoder's tensors, {missing[0]!r} among them. "
             "Use a complete checkpoint."
         )
     return body, bert_head_weights(model, info["missing_keys"])

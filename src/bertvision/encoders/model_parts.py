@@ -1,16 +1,20 @@
-"""Parts of models of transformers: the bare encoder, what peft wraps around it, and the weights of its head."""
+"""Parts of models: the bare encoder, the adapters of peft, the head, and modules that are not from transformers."""
 
+import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import transformers
 from torch import Tensor, nn
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
-from bertvision.encoders.module_adapter import HiddenStateModel, ModuleAdapter
 from bertvision.errors import BertVisionError
+from bertvision.files import save_tensors
 
+WEIGHTS_FILE = "model.safetensors"
 # Positions 0 .. pad_token_id are never used by these families.
 _OFFSET_POSITIONS = {"roberta", "xlm-roberta", "camembert", "mpnet", "longformer"}
 # Their classification head is BERT's pooler (dense, tanh) and classifier under other names.
@@ -37,7 +41,7 @@ def without_peft(model: Any) -> Any:
 def model_body(model: Any) -> Any:
     """Return the bare encoder of a model with or without a head of its own."""
     if not isinstance(model, transformers.PreTrainedModel):
-        if isinstance(model, nn.Module) and isinstance(model, HiddenStateModel):
+        if isinstance(model, nn.Module) and hasattr(model, "num_layers") and hasattr(model, "hidden_size"):
             return ModuleAdapter(model)
         raise BertVisionError(
             f"An encoder is a model of transformers, or an nn.Module with `num_layers`, `hidden_size` and a `forward` "
@@ -100,3 +104,44 @@ def quiet() -> Iterator[None]:
         logging.set_verbosity(level)
         if bars_enabled:
             logging.enable_progress_bar()
+
+
+class ModuleAdapter(nn.Module):
+    """Gives a module of the user's own the part of the interface of transformers that `Encoder` uses."""
+
+    def __init__(self, module: Any):
+        super().__init__()
+        self.module = module
+        self.config = SimpleNamespace(
+            model_type="module",
+            num_hidden_layers=module.num_layers - 1,
+            hidden_size=module.hidden_size,
+            max_position_embeddings=getattr(module, "max_tokens", 512),
+            name_or_path=type(module).__name__,
+            _attn_implementation="",
+        )
+        parameters = inspect.signature(module.forward).parameters
+        takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+        self._accepted = None if takes_all else set(parameters)
+
+    def forward(self, attention_mask: Tensor, output_hidden_states: bool = True, **tokens: Tensor) -> SimpleNamespace:
+        """Return an object with `hidden_states` and `last_hidden_state`."""
+        inputs = {name: x for name, x in tokens.items() if self._accepted is None or name in self._accepted}
+        states = self.module(attention_mask=attention_mask, **inputs)
+        layers = states.unbind(dim=1) if isinstance(states, Tensor) else tuple(states)
+        num_layers, width = self.module.num_layers, self.module.hidden_size
+        if len(layers) != num_layers or layers[-1].shape != (*attention_mask.shape, width):
+            raise BertVisionError(
+                f"{self.config.name_or_path} has num_layers={num_layers} and hidden_size={width}, but returned "
+                f"{len(layers)} hidden states, the last of shape {tuple(layers[-1].shape)}. Its `forward` must return "
+                f"{num_layers} hidden states of shape (batch, tokens, {width}), embedding output included."
+            )
+        return SimpleNamespace(hidden_states=layers, last_hidden_state=layers[-1])
+
+    def get_input_embeddings(self) -> None:
+        """Return None: the embedding table of the module is not known."""
+
+    def save_pretrained(self, directory: Path) -> None:
+        """Write the weights of the module. Its code is not saved."""
+        tensors = {name: tensor.clone() for name, tensor in self.module.state_dict().items()}
+        save_tensors(Path(directory) / WEIGHTS_FILE, tensors)

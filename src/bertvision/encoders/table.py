@@ -30,11 +30,6 @@ class EncoderEntry:
     """Whether the pooler of the checkpoint was never trained."""
     note: str = ""
 
-    @property
-    def origin(self) -> str:
-        """Where the encoder comes from."""
-        return "registered function" if self.factory else "package registry" if self.package else "Hub"
-
 
 _ENCODERS = {
     "minilm": EncoderEntry(
@@ -82,11 +77,7 @@ def register_encoder(name: str, entry: EncoderEntry | Callable[[], Any] | None =
     """Register an encoder under `name`, so that the name can be used like that of a built-in encoder.
 
     `entry` is an `EncoderEntry`, or a function without arguments that returns an `Encoder`. It is called whenever the
-    encoder is loaded. Without `entry`, a decorator for such a function is returned:
-
-        @register_encoder("tiny")
-        def tiny():
-            return Encoder(MyModule(), tokenizer)
+    encoder is loaded. Without `entry`, a decorator for such a function is returned.
     """
     ENCODERS.check_name(name)
 

@@ -2,15 +2,26 @@
 
 from bertvision.inputs.custom_tasks import task_from_files
 from bertvision.inputs.labels import ClassLabelEncoder
-from bertvision.inputs.rows import Rows, examples_from_rows, find_text_error, read_items, read_rows, task_from_rows
+from bertvision.inputs.rows import (
+    Rows,
+    examples_from_rows,
+    find_text_error,
+    read_items,
+    read_rows,
+    read_texts,
+    task_from_rows,
+)
+from bertvision.inputs.tables import is_column
 
 __all__ = [
     "ClassLabelEncoder",
     "Rows",
     "examples_from_rows",
     "find_text_error",
+    "is_column",
     "read_items",
     "read_rows",
+    "read_texts",
     "task_from_files",
     "task_from_rows",
 ]

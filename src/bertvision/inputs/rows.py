@@ -162,11 +162,34 @@ def read_items(data: Any, text_names: Sequence[str]) -> list[Any]:
     table = None if isinstance(data, list) else as_table(data)
     if table is None:
         return as_items(data)
-    names = tuple(text_names)
-    if not set(names) <= set(table.names):
-        generic = ("text", "text_pair")[: len(names)]
-        names = generic if set(generic) <= set(table.names) else table.text_columns(None, None, [])
-    return list(zip(*_text_values(table, names), strict=True))
+    return list(zip(*_text_values(table, _matching_columns(table, text_names)), strict=True))
+
+
+def read_texts(data: Any, text_names: Sequence[str]) -> Rows:
+    """Read and check unlabelled texts for a model that takes `text_names`.
+
+    >>> read_texts(["a good film"], ["sentence"]).texts
+    [('a good film',)]
+
+    Args:
+        data: What `read_rows` accepts.
+        text_names: The columns of the texts that the model takes. Tables may use "text" and "text_pair" instead.
+    """
+    columns = as_table(data) or columns_of_items(as_items(data))
+    names = _matching_columns(columns, text_names)
+    if len(names) != len(text_names):
+        expected = f"{len(text_names)} text(s) per row, {', '.join(text_names)}"
+        raise BertVisionError(f"Expected {expected}; got {len(names)}, {', '.join(names)}.")
+    texts = _check_texts(columns, names)
+    return Rows(texts=texts, text_names=tuple(text_names), source=columns.source, lines=columns.lines)
+
+
+def _matching_columns(columns: Columns, text_names: Sequence[str]) -> tuple[str, ...]:
+    """Return the columns called `text_names`, else "text" and "text_pair", else those that seem to hold the texts."""
+    for names in (tuple(text_names), ("text", "text_pair")[: len(text_names)]):
+        if columns.named and set(names) <= set(columns.names):
+            return names
+    return columns.text_columns(None, None, [])
 
 
 def find_text_error(text: Any) -> str | None:

@@ -27,6 +27,8 @@ LABEL_COLUMNS = ("label", "labels", "target", "class", "category", "score", "ans
 """Column names that `read_rows` recognises without being told, in lower or upper case."""
 ID_COLUMNS = ("id", "idx", "index", "guid", "title")
 
+NOT_ROWS = bytes | bytearray | memoryview | set | frozenset
+"""Iterables that are not read as rows: binary data, and sets, which have no order."""
 EXPECTED = (
     "Expected a list, array or Series of texts, a list of pairs of texts, a DataFrame, a datasets.Dataset, or the "
     "path of a CSV, TSV, JSONL, Parquet or SQuAD JSON file"
@@ -50,8 +52,8 @@ class Columns:
     """The column of the groups, if the format has one."""
 
     def check(self, name: str) -> str:
-        """Return the name of a column if it occurs exactly once."""
-        return self.names[find_column(self.names, name, self.source or "The data")]
+        """Return the name of a column, which must occur exactly once. Names of other types become strings."""
+        return self.names[find_column(self.names, str(name), self.source or "The data")]
 
     def label_column(self, label: str | None, taken: Sequence[str], *, required: bool) -> str | None:
         """Return the column of the labels. None: there is none, and none is required."""
@@ -103,7 +105,7 @@ class Columns:
         `what` names the values in messages.
         """
         values = self.get(self.check(column)) if isinstance(column, str) else column
-        if isinstance(values, bytes | Mapping) or not isinstance(values, Iterable):
+        if isinstance(values, NOT_ROWS | Mapping) or not isinstance(values, Iterable):
             raise BertVisionError(f"Expected a list, array or Series of {what}, got {describe(values)}.")
         if len(shape := getattr(values, "shape", (length,))) != 1:
             raise BertVisionError(f"Expected a list, array or Series of {what}, got an array of shape {tuple(shape)}.")
@@ -136,11 +138,11 @@ def as_table(data: Any) -> Columns | None:
         keys = {str(key): key for key in data.columns}
         return Columns(names=[str(key) for key in data.columns], get=lambda name: data[keys[name]])
     if isinstance(data, Mapping):
-        if not data or not all(map(_is_column, data.values())):
+        if not data or not all(map(is_column, data.values())):
             raise BertVisionError(f"{EXPECTED}; got a dictionary. Wrap a single row in a list: [row].")
         columns = {str(key): column for key, column in data.items()}
         return Columns(names=list(columns), get=columns.__getitem__)
-    if isinstance(data, tuple) and len(data) == 2 and all(map(_is_column, data)):
+    if isinstance(data, tuple) and len(data) == 2 and all(map(is_column, data)):
         columns = {"text": data[0], "text_pair": data[1]}
         return Columns(names=list(columns), get=columns.__getitem__, named=False)
     return None
@@ -181,7 +183,7 @@ def _is_file(path: Path) -> bool:
 
 def _from_dataset(data: Any) -> Columns:
     """Read a `datasets.Dataset` or `IterableDataset`. Class indices become class names."""
-    features = data.features or {}
+    data, features = data.with_format(None), data.features or {}
     if not hasattr(data, "__getitem__"):
         table = columns_of_items(list(data))
     else:
@@ -207,11 +209,11 @@ def columns_of_items(items: Sequence[Any]) -> Columns:
                 refuse_row("", (), row, f"expected a dictionary, as in other rows; got {describe(item)}.")
         keys = {str(key): key for item in items for key in item}
         return Columns(names=list(keys), get=lambda name: [item.get(keys[name]) for item in items])
-    if not _is_column(items[0]):  # a value that is not a text is refused later
+    if not is_column(items[0]):  # a value that is not a text is refused later
         return Columns(names=["text"], get=lambda _: items, named=False)
     width = len(items[0])
     for row, item in enumerate(items):
-        if not _is_column(item) or len(item) != width or not 1 <= width <= 2:
+        if not is_column(item) or len(item) != width or not 1 <= width <= 2:
             expected = "a pair of texts, as in row 0" if width == 2 and row else "a text or a pair of texts"
             refuse_row("", (), row, f"expected {expected}; got {describe(item)}.")
     columns: dict[str, Any] = dict(zip(("text", "text_pair"), zip(*items, strict=True), strict=False))
@@ -220,7 +222,7 @@ def columns_of_items(items: Sequence[Any]) -> Columns:
 
 def as_items(data: Any) -> list[Any]:
     """Return the rows of a list, array, Series or iterator."""
-    if isinstance(data, bytes | set | frozenset) or not isinstance(data, Iterable):  # a set has no order
+    if isinstance(data, NOT_ROWS) or not isinstance(data, Iterable):
         raise BertVisionError(f"{EXPECTED}; got {type(data).__name__}.")
     shape = getattr(data, "shape", (0,))
     if len(shape) not in (1, 2) or (len(shape) == 2 and shape[1] not in (1, 2)):
@@ -228,7 +230,7 @@ def as_items(data: Any) -> list[Any]:
     return to_list(data)
 
 
-def _is_column(value: Any) -> bool:
+def is_column(value: Any) -> bool:
     """Whether a value is a sequence of values: a list, tuple, array, Series, ..."""
     return not isinstance(value, str | bytes | Mapping) and hasattr(value, "__len__") and hasattr(value, "__getitem__")
 

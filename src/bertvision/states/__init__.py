@@ -6,7 +6,7 @@ from bertvision.states.formats import FORMATS
 from bertvision.states.in_memory import InMemoryStates, StateSource, read_into_memory
 from bertvision.states.layout import Layout, RowTable, is_store, view_to_manifest
 from bertvision.states.partition import partition
-from bertvision.states.store import Store, find_stores, remove_store
+from bertvision.states.store import Store
 from bertvision.states.store_writer import WriteOptions, write
 from bertvision.states.stored import StoredStates
 from bertvision.states.token_batches import TokenBatches, evaluation_batches
@@ -24,11 +24,9 @@ __all__ = [
     "TokenBatches",
     "WriteOptions",
     "evaluation_batches",
-    "find_stores",
     "is_store",
     "read_into_memory",
     "partition",
-    "remove_store",
     "view_to_manifest",
     "write",
 ]

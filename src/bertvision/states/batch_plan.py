@@ -15,19 +15,16 @@ class BatchPlan:
         *,
         seed: int | None = None,
         budget: int = 0,
-        block: int = 0,
         chosen: np.ndarray | None = None,
     ):
         """Shuffle if a `seed` is given; else go from long to short, at most `budget` tokens (with padding) a batch.
 
-        With `block`, that many neighbouring rows (rounded up to whole batches) stay together through the shuffle, for
-        disks that are slow to seek. With `chosen`, an epoch is these rows alone.
+        With `chosen`, an epoch is these rows alone.
         """
         self.lengths = lengths
         self.batch_size = batch_size
         self.seed = seed
         self.budget = budget
-        self.block = block
         self.chosen = np.arange(len(lengths)) if chosen is None else np.asarray(chosen)
         self._fixed = None if seed is not None else self._by_length(budget)
 
@@ -41,27 +38,12 @@ class BatchPlan:
 
     def _shuffled(self, number: int) -> list[np.ndarray]:
         random = np.random.default_rng([self.seed or 0, number])
-        size, batches = self.batch_size, []
-        for pool in self._pools(random):
-            if self.block:
-                pool = random.permutation(pool)
+        order, batches = self.chosen[random.permutation(len(self.chosen))], []
+        for first in range(0, len(order), self.batch_size * POOL):
+            pool = order[first : first + self.batch_size * POOL]
             pool = pool[np.argsort(self.lengths[pool], kind="stable")]
-            near = [pool[i : i + size] for i in range(0, len(pool), size)]
-            batches += [near[i] for i in random.permutation(len(near))] if self.block else near
-        return batches if self.block else [batches[i] for i in random.permutation(len(batches))]
-
-    def _pools(self, random: np.random.Generator) -> list[np.ndarray]:
-        """Divide the rows into groups that are sorted together; with blocks, into groups of whole blocks."""
-        rows, most = len(self.chosen), self.batch_size * POOL
-        if not self.block:
-            order = self.chosen[random.permutation(rows)]
-            return [order[first : first + most] for first in range(0, rows, most)]
-        block = -(-self.block // self.batch_size) * self.batch_size  # so that only one batch of an epoch is short
-        starts, blocks = random.permutation(np.arange(0, rows, block)), max(1, most // block)
-        return [
-            np.concatenate([self.chosen[start : start + block] for start in starts[i : i + blocks]])
-            for i in range(0, len(starts), blocks)
-        ]
+            batches += [pool[i : i + self.batch_size] for i in range(0, len(pool), self.batch_size)]
+        return [batches[i] for i in random.permutation(len(batches))]
 
     def _by_length(self, budget: int) -> list[np.ndarray]:
         order = self.chosen[np.argsort(-self.lengths[self.chosen], kind="stable")]

@@ -44,26 +44,27 @@ class InMemoryStates:
 
     def read(self, batches: Iterable[np.ndarray]) -> Iterator[Batch]:
         """Yield the hidden states of these rows, batch by batch."""
-        for rows in batches:
-            chosen = [self.states[row] for row in rows]
-            lengths = np.array([state.shape[1] for state in chosen])
-            layers, _, width = chosen[0].shape
-            second_text_starts = self.row_table.second_text_starts
-            attention_mask, text_ids = build_masks(
-                lengths, None if second_text_starts is None else second_text_starts[rows]
-            )
-            hidden = torch.empty(len(chosen), layers, attention_mask.shape[1], width, dtype=chosen[0].dtype)
-            for target, state in zip(hidden, chosen, strict=True):
-                target[:, : state.shape[1]] = state
-                target[:, state.shape[1] :] = 0
-            yield Batch(
-                rows=rows,
-                inputs=hidden,
-                attention_mask=attention_mask,
-                labels=torch.from_numpy(self.row_table.labels[rows]),
-                text_ids=text_ids,
-                weights=batch_weights(self.row_table.weights, rows),
-            )
+        return map(self.load, batches)
+
+    def load(self, rows: np.ndarray) -> Batch:
+        """Return one batch."""
+        chosen = [self.states[row] for row in rows]
+        lengths = np.array([state.shape[1] for state in chosen])
+        layers, _, width = chosen[0].shape
+        starts = self.row_table.second_text_starts
+        attention_mask, text_ids = build_masks(lengths, None if starts is None else starts[rows])
+        hidden = torch.empty(len(chosen), layers, attention_mask.shape[1], width, dtype=chosen[0].dtype)
+        for target, state in zip(hidden, chosen, strict=True):
+            target[:, : state.shape[1]] = state
+            target[:, state.shape[1] :] = 0
+        return Batch(
+            rows=rows,
+            inputs=hidden,
+            attention_mask=attention_mask,
+            labels=torch.from_numpy(self.row_table.labels[rows]),
+            text_ids=text_ids,
+            weights=batch_weights(self.row_table.weights, rows),
+        )
 
 
 def read_into_memory(

@@ -1,11 +1,11 @@
-"""Read, verify, find and remove finished stores of hidden states."""
+"""Finished stores of hidden states, open for reading."""
 
 import hashlib
 import json
 import mmap
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,19 +16,16 @@ from torch import Tensor
 from zlib_ng import zlib_ng  # the CRC-32 of zlib, three times as fast
 
 from bertvision.errors import BertVisionError
-from bertvision.files import file_lock, write_error
 from bertvision.states.layout import (
     MANIFEST,
     NAME,
     ROWS,
-    UNFINISHED,
     VERSION,
     Layout,
     RowTable,
     differences,
     is_store,
     is_unfinished,
-    leftovers,
     seal,
     shard_name,
     short,
@@ -73,6 +70,10 @@ class Store:
         self._checked = np.zeros(self.rows, dtype=bool)
         self._lock = threading.Lock()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let worker processes open the store themselves."""
+        return Store, (self.path, self.view.num_layers)
+
     def _error(self, what: str) -> BertVisionError:
         return BertVisionError(
             f"The store at {self.path} cannot be used: {what}. Remove it (`bertvision store remove`) and extract again."
@@ -82,26 +83,26 @@ class Store:
         try:
             if not is_store(self.path):
                 raise BertVisionError(
-                    f"The store at {self.path} is unfinished; the command that began it goes on where it stopped."
+                    f"The store at {self.path} is unfinished. Run the command that began it again; it resumes."
                     if is_unfinished(self.path)
-                    else f"No activation store at {self.path}. `bertvision extract` makes one."
+                    else f"There is no store of hidden states at {self.path}. `bertvision extract` writes one."
                 )
             data = (self.path / MANIFEST).read_bytes()
         except OSError as error:
             raise BertVisionError(f"Cannot read {self.path / MANIFEST}: {error.strerror}.") from error
         try:
-            found = json.loads(data)
-            bare = {key: value for key, value in found.items() if key != "checksum"}
+            manifest = json.loads(data)
+            unsealed = {key: value for key, value in manifest.items() if key != "checksum"}
         except (ValueError, AttributeError):
             raise self._error(f"{MANIFEST} is damaged") from None
-        if found.get("format") == NAME and found.get("version") != VERSION:
+        if manifest.get("format") == NAME and manifest.get("version") != VERSION:
             raise BertVisionError(
-                f"The store at {self.path} has version {found.get('version')} of the format; "
+                f"The store at {self.path} has version {manifest.get('version')} of the format; "
                 f"this bertvision reads version {VERSION}."
             )
-        if seal(bare) != data:
+        if seal(unsealed) != data:
             raise self._error(f"{MANIFEST} is damaged")
-        return found
+        return manifest
 
     def _read_rows(self) -> RowTable:
         try:
@@ -117,26 +118,26 @@ class Store:
 
     def lacks(self, identity: Mapping[str, Any], view: StateView) -> str:
         """Return why this store does not hold these hidden states; empty if it does."""
-        wrong = [text] if (text := differences(identity, self.identity)) else []
+        reasons = [text] if (text := differences(identity, self.identity)) else []
         for encoding, stored, asked in (
             ("bi", self.view.bi_layers, view.bi_layers),
             ("cross", self.view.cross_layers, view.cross_layers),
         ):
             if missing := sorted(set(asked) - set(stored)):
                 held = short(list(stored)) if stored else "none"
-                wrong.append(f"of the {encoding}-encoded layers it holds {held}, but not {short(missing)}")
+                reasons.append(f"of the {encoding}-encoded layers it holds {held}, but not {short(missing)}")
         if self.view.first_token_only and not view.first_token_only:
-            wrong.append("it holds only the first token")
+            reasons.append("it holds only the first token")
         if view.pooler_output and not self.view.pooler_output:
-            wrong.append("it does not hold the pooler output")
-        return "; ".join(wrong)
+            reasons.append("it does not hold the pooler output")
+        return "; ".join(reasons)
 
     def require(self, identity: Mapping[str, Any], view: StateView) -> "Store":
         """Return the store; raise an error if it does not hold these hidden states."""
-        if wrong := self.lacks(identity, view):
+        if reason := self.lacks(identity, view):
             raise BertVisionError(
-                f"The store at {self.path} holds other states than asked for: {wrong}. Extract them again, or use "
-                "another store."
+                f"The store at {self.path} holds other hidden states: {reason}. Extract them again, or use another "
+                "store."
             )
         return self
 
@@ -191,7 +192,7 @@ class Store:
 
     def bytes_of(self, rows: np.ndarray) -> list[Tensor]:
         """Return the bytes of each row in mapped memory. A row is verified the first time it is read."""
-        found = []
+        row_bytes = []
         for row in rows.tolist():
             number, start = int(self._shard_of[row]), int(self.layout.starts[row])
             shard = self._open(number)
@@ -200,8 +201,8 @@ class Store:
                 if zlib_ng.crc32(data.numpy().data) != shard.crcs[row - self.layout.bounds[number][0]]:
                     raise self._error(f"row {row} ({self.row_table.ids[row]}) in shard {shard_name(number)} is damaged")
                 self._checked[row] = True
-            found.append(data)
-        return found
+            row_bytes.append(data)
+        return row_bytes
 
     def decode(self, rows: np.ndarray, data: Sequence[Tensor], view: StateView, hidden: Tensor) -> None:
         """Decode the bytes that `bytes_of` returned into `hidden` (B, L, T, W), with zeros as padding."""
@@ -223,47 +224,3 @@ class Store:
             if exact is not None:
                 here[:, :seen] = exact[:, :seen]
             here[:, seen:] = 0
-
-    def verify(self) -> Iterator[tuple[int, list[str]]]:
-        """Verify all rows; yield numbers of verified rows with the errors in them."""
-        self._checked[:] = False
-        for number, (first, last) in enumerate(self.layout.bounds):
-            wrong = []
-            try:
-                self._open(number)
-            except BertVisionError as error:
-                yield last - first, [str(error)]
-                continue
-            for row in range(first, last):
-                try:
-                    self.bytes_of(np.array([row]))
-                except BertVisionError as error:
-                    wrong.append(str(error))
-            yield last - first, wrong
-
-
-def find_stores(root: Path) -> tuple[list[Path], list[Path]]:
-    """Return the stores under a directory: finished, unfinished."""
-    finished = sorted(path.parent for path in Path(root).rglob(MANIFEST) if is_store(path.parent))
-    unfinished = sorted(path.parent for path in Path(root).rglob(UNFINISHED) if is_unfinished(path.parent))
-    return finished, [path for path in unfinished if path not in finished]
-
-
-def remove_store(path: Path) -> int:
-    """Delete a store's own files, and its directory if nothing else is in it; return the bytes freed."""
-    path = Path(path).absolute()
-    if not is_store(path) and not is_unfinished(path):
-        raise BertVisionError(f"No activation store at {path}, so nothing is removed.")
-    with file_lock(path, wait=False):
-        own = [path / MANIFEST, path / UNFINISHED, path / ROWS, *path.glob("[0-9]*.states"), *leftovers(path)]
-        try:
-            own = [file for file in own if file.is_file()]
-            freed = sum(file.stat().st_size for file in own)
-            for file in own:  # the manifest first, so that the rest does not look like a finished store
-                file.unlink()
-            if not any(path.iterdir()):
-                path.rmdir()
-        except OSError as error:
-            raise write_error(path, error) from error
-    path.with_name(f".{path.name}.lock").unlink(missing_ok=True)
-    return freed

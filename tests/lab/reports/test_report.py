@@ -48,6 +48,25 @@ def test_searches_are_shown(tmp_path):
     assert "search-0-0" in text and "search-0-1" in text and "Importance of settings" in text
 
 
+def test_results_of_run_are_shown(tiny, reviews, tmp_path):
+    run = bertvision.run(
+        train_file=str(reviews), task="films", encoder=str(tiny), heads=["default", "mean"], fractions=[0.5],
+        root=tmp_path / "runs", **FAST,
+    )  # fmt: skip
+    contents = write_report([tmp_path / "runs"], tmp_path / "report.html", files=tmp_path / "files")
+    assert contents.describe() == "1 experiment"
+    text = (tmp_path / "report.html").read_text()
+    assert (
+        "films: tiny, seed 0 (accuracy)" in text and "experiment-0-0" in text and "control: default:layers=last" in text
+    )
+    (table,) = (tmp_path / "files").glob("films-run-*.csv")
+    with open(table, newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["score"]) for row in rows] == [each.primary_score for each in run.runs]
+    assert sum(row["model"].endswith(" *") for row in rows) == 1
+    assert "### films: tiny, seed 0 (accuracy)" in (tmp_path / "files" / "tables.md").read_text()
+
+
 def test_pictures_tables_and_numbers(page, results):
     files = results / "files"
     assert (files / "films-curve-1.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
@@ -77,7 +96,7 @@ def test_published_figures_stand_beside_the_same_task():
 
 
 def test_nothing_to_report(tmp_path):
-    with pytest.raises(BertVisionError, match="No results of studies below"):
+    with pytest.raises(BertVisionError, match="No results below"):
         write_report([tmp_path], tmp_path / "report.html")
 
 

@@ -1,4 +1,4 @@
-"""Reports: one HTML page of all studies and searches, figures and tables as files, and leaderboard submissions."""
+"""Reports: one HTML page of all results, figures and tables as files, and leaderboard submissions."""
 
 from bertvision.lab.reports.submission import write_submission
 from bertvision.lab.reports.writer import write_report

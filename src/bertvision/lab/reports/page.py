@@ -20,7 +20,11 @@ Charts = dict[str, dict[str, Any]]
 
 
 def render_page(
-    results: Sequence[StudyResult], searches: Sequence[dict[str, Any]] = (), *, examples: bool = True
+    results: Sequence[StudyResult],
+    searches: Sequence[dict[str, Any]] = (),
+    experiments: Sequence[dict[str, Any]] = (),
+    *,
+    examples: bool = True,
 ) -> str:
     """Return the whole report as HTML."""
     charts: Charts = {}
@@ -28,13 +32,16 @@ def render_page(
     for number, result in enumerate(results):
         new_task = {"name": result.task, "studies": [], "published": published_results(result.task)}
         tasks.setdefault(result.task, new_task)["studies"].append(_study_section(number, result, charts))
+    experiment_sections = [_experiment_section(number, found, charts) for number, found in enumerate(experiments)]
     search_sections = [_search_section(number, search, charts) for number, search in enumerate(searches)]
     environment = Environment(loader=PackageLoader("bertvision.lab.reports", ""), autoescape=True)
     return environment.get_template("page.html.j2").render(
-        title="BERTVision: " + (", ".join(tasks) or "searches"),
-        counts=f"{len(results)} studies, {len(searches)} searches.",
+        title="BERTVision: " + (", ".join({**tasks, **{found["task"]: None for found in experiments}}) or "searches"),
+        counts=f"{len(experiments)} experiments, {len(results)} studies, {len(searches)} searches.",
+        experiments=experiment_sections,
         tasks=list(tasks.values()),
-        summary=[f"{result.task}, {result.study}: {result.findings[0]}" for result in results if result.findings],
+        summary=[_finding(found) for found in experiments]
+        + [f"{result.task}, {result.study}: {result.findings[0]}" for result in results if result.findings],
         searches=search_sections,
         errors=[_error_section(part) for part in misclassified(results)] if examples else [],
         library=Markup(vega_library()),
@@ -58,6 +65,23 @@ def _study_section(number: int, result: StudyResult, charts: Charts) -> dict[str
         "seeds": ", ".join(map(str, result.seeds)),
         "command": result.command,
     } | _table(tables.visible_columns(result), tables.visible_rows(result))
+
+
+def _finding(experiment: Mapping[str, Any]) -> str:
+    """Return the best head of an experiment as a sentence."""
+    chosen = next((row for row in experiment["rows"] if row["model"].endswith(" *")), experiment["rows"][0])
+    name = chosen["model"].removesuffix(" *")
+    interval = f"{chosen['low']:.1f} to {chosen['high']:.1f}"
+    return f"{experiment['title']}: {name} epochs, {experiment['primary']} {chosen['score']:.1f} ({interval})."
+
+
+def _experiment_section(number: int, experiment: Mapping[str, Any], charts: Charts) -> dict[str, Any]:
+    """Return what the template shows of an experiment; its charts are added to `charts`."""
+    ids = [f"experiment-{number}-{index}" for index in range(len(experiment["figures"]))]
+    for chart_id, (figure, rows) in zip(ids, experiment["figures"], strict=True):
+        charts[chart_id] = draw(figure, rows, experiment["primary"]).to_dict()
+    heading = {"title": experiment["title"], "primary": experiment["primary"], "source": experiment["source"]}
+    return heading | {"charts": ids} | _table(list(experiment["rows"][0]), experiment["rows"])
 
 
 def _search_section(number: int, search: Mapping[str, Any], charts: Charts) -> dict[str, Any]:

@@ -49,12 +49,27 @@ def markdown(result: StudyResult) -> str:
     lines = [f"### {result.study}: {result.task} ({result.primary})", ""]
     lines += result.findings
     lines += ["", f"Deviations from the protocol: {'; '.join(result.caveats)}."] if result.caveats else []
+    return "\n".join([*lines, "", *_table_lines(columns, rows), "", f"`{result.command}`", ""])
+
+
+def markdown_rows(title: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return rows with equal columns as Markdown, below a title."""
+    return "\n".join([f"### {title}", "", *_table_lines(list(rows[0]), rows), ""])
+
+
+def _table_lines(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[str]:
     numeric = [name for name in columns if any(isinstance(row.get(name), int | float) for row in rows)]
-    lines += ["", "| " + " | ".join(columns) + " |"]
+    lines = ["| " + " | ".join(columns) + " |"]
     lines += ["|" + "|".join("---:" if name in numeric else "---" for name in columns) + "|"]
     for row in rows:
         lines.append("| " + " | ".join(format_cell(name, row.get(name)).replace("|", "\\|") for name in columns) + " |")
-    return "\n".join([*lines, "", f"`{result.command}`", ""])
+    return lines
+
+
+def save_rows(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Write rows with equal columns as CSV."""
+    with atomic_write(path) as file:
+        file.write(_csv(list(rows[0]), rows).encode())
 
 
 def save(result: StudyResult, stem: Path) -> None:
