@@ -14,7 +14,7 @@ import torch
 
 from bertvision.encoders import load_encoder
 from bertvision.heads import HEADS, build_head
-from bertvision.pipeline import ExperimentData, load_data
+from bertvision.pipeline import ExperimentData, prepare
 from bertvision.pipeline.experiment import TrainingConfig, make
 from bertvision.states import ComputedStates
 from bertvision.training import fit
@@ -71,9 +71,9 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=384)
     parser.add_argument("--cnn", action="store_true", help="also the convolutional family, on the [CLS] token")
     given = parser.parse_args()
-    data = load_data(make(task="stsb", source="registry", limit=given.rows, limit_dev=8))
+    data = prepare(make(task="stsb", source="registry", limit=given.rows, limit_dev=8))
     encoder = load_encoder("minilm").encoder.eval().requires_grad_(False)
-    tokens = data.shuffled(replace(data.heads, batch_size=OPTIM.batch_size))
+    tokens = data.shuffled(replace(data.config.head_training, batch_size=OPTIM.batch_size))
     states = ComputedStates(encoder, tokens, StateView(cross_layers=tuple(range(encoder.num_layers))))
     compare("pooling and adapters", data, states, POOLING_AND_ADAPTERS, encoder)
     if given.cnn:

@@ -100,7 +100,7 @@ def finetune(data: ExperimentData, cell: dict, meter: Meter, adapt: Callable[[En
         adapt(loaded.encoder)
         loaded.encoder.restrict_vocabulary(data.vocabulary())
         model = EncoderWithHead(loaded.encoder, BertHead(data.shape(loaded.encoder), dropout=loaded.dropout))
-    optim = replace(data.finetune, learning_rate=cell["rate"], epochs=cell["length"], schedule="linear")
+    optim = replace(data.config.finetuning, learning_rate=cell["rate"], epochs=cell["length"], schedule="linear")
     optim = replace(optim, warmup_epochs=0.1 * cell["length"])
 
     def predict(name: str) -> dict[str, Predictions]:
@@ -265,7 +265,7 @@ class EncoderAndHead(nn.Module):
 
 def bertvision(data: ExperimentData, cell: dict, meter: Meter) -> Outcome:
     """Fine-tune for a fraction, read all layers once, train the default head and its control."""
-    config = data.head_configs[-1]
+    config = data.config.heads[-1]
     configs = {str(each): each for each in (config, config.last_layer_only())}
     spec, control = configs
     with tempfile.TemporaryDirectory() as root:
@@ -275,7 +275,7 @@ def bertvision(data: ExperimentData, cell: dict, meter: Meter) -> Outcome:
         view = required_view([config], shape)
         new = {name: new_head(data, each, shape, view) for name, each in configs.items()}
         with meter.stage("states"):
-            shuffled, dtype = data.shuffled(data.heads), heads.training_dtype(new.values())
+            shuffled, dtype = data.shuffled(data.config.head_training), heads.training_dtype(new.values())
             batches = {
                 "validation": states(data, checkpoint, "validation", view, data.ordered(data.validation)),
                 "train": states(data, checkpoint, "train", view, shuffled, dtype),
@@ -288,7 +288,7 @@ def bertvision(data: ExperimentData, cell: dict, meter: Meter) -> Outcome:
                 found = data.predict(models, batches["validation"], data.validation, "validate")
                 return {"model": validation_score(data, data.validation, found["model"])}
 
-            configs = {"model": data.heads}
+            configs = {"model": data.config.head_training}
             return fit(
                 models, batches["train"], data.task.loss, configs, FitOptions(seed=cell["seed"], validate=validate)
             )["model"]
@@ -298,7 +298,8 @@ def bertvision(data: ExperimentData, cell: dict, meter: Meter) -> Outcome:
         with meter.stage("control"):
             only = learn(control)
         batches["dev"] = states(data, checkpoint, "dev", view, data.ordered(data.dev))
-        bert = heads.LayerSelect(checkpoint.last, StateView(cross_layers=(checkpoint.encoder.num_layers - 1,)), view)
+        last_layer = StateView(cross_layers=(checkpoint.encoder.num_layers - 1,))
+        bert = heads.LayerSelect(checkpoint.bert_head, last_layer, view)
         models = {"model": train_state.model, "control": only.model, "bert": bert}
         found = {name: data.predict(models, batches[name], getattr(data, name), name) for name in ("validation", "dev")}
     for each in found.values():
@@ -354,7 +355,7 @@ def run(cell: dict, cells: Cells, key: str, data_dir: str, rows: int, dev_rows: 
     """Run a cell and save its results under `key`."""
     meter = Meter()
     with meter.stage("tokenize"):
-        data = pipeline.load_data(settings(cell, data_dir, rows, dev_rows))
+        data = pipeline.prepare(settings(cell, data_dir, rows, dev_rows))
     outcome = METHODS[cell["method"]](data, cell, meter)
     task, split = data.task, data.dev
     validation = outcome.predict("validation")

@@ -51,7 +51,7 @@ def measure(given: argparse.Namespace) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as place:
         peaks = [peak(experiment.precision)]
         began = time.perf_counter()
-        data = pipeline.load_data(experiment)
+        data = pipeline.prepare(experiment)
         tokenizing = time.perf_counter() - began
         checkpoints = pipeline.finetune(data, Path(place))
         checkpoint = pipeline.open_checkpoint(data, checkpoints, 1.0)

@@ -28,7 +28,7 @@ from torch import nn
 
 from bertvision.heads import build_head
 from bertvision.lab.store_conversion import convert
-from bertvision.pipeline import ExperimentData, finetune, load_data, open_checkpoint
+from bertvision.pipeline import ExperimentData, finetune, open_checkpoint, prepare
 from bertvision.pipeline.evaluation import validation_score
 from bertvision.pipeline.experiment import make
 from bertvision.pipeline.finetuning import Checkpoint
@@ -58,7 +58,7 @@ class Setup:
         self.given, self.scratch = given, scratch
         settings = {"data_dir": given.data_dir, "limit": given.rows, "limit_dev": given.dev_rows}
         experiment = make(task="squad2", encoder=given.encoder, fractions=[0.0], **settings)
-        self.data = load_data(experiment)
+        self.data = prepare(experiment)
         self.checkpoint = open_checkpoint(self.data, finetune(self.data, scratch / "runs"), 0.0)
         self.view = StateView(cross_layers=tuple(range(self.checkpoint.encoder.num_layers)))
         self.width = self.checkpoint.encoder.hidden_size
@@ -114,7 +114,7 @@ def _trained(
 ) -> tuple[nn.Module, float]:
     """Train a head on stored states; return it with its best validation score."""
     checkpoint = checkpoint or runner.checkpoint
-    plan = BatchPlan(data.train.features.lengths, data.heads.batch_size, seed=seed)
+    plan = BatchPlan(data.train.features.lengths, data.config.head_training.batch_size, seed=seed)
     train = StoredStates(runner.extracted("train", type, data, checkpoint), plan)
     validation = StoredStates(
         runner.extracted("validation", type, data, checkpoint), data.ordered(data.validation).plan
@@ -127,7 +127,7 @@ def _trained(
         found = data.predict(models, validation, split, "validate")
         return {name: validation_score(data, split, predictions) for name, predictions in found.items()}
 
-    optim = replace(data.heads, epochs=3.0)
+    optim = replace(data.config.head_training, epochs=3.0)
     train_state = fit({"head": head}, train, data.task.loss, {"head": optim}, FitOptions(seed=seed, validate=validate))[
         "head"
     ]
@@ -142,7 +142,7 @@ def retrained(runner: Setup) -> dict[str, Any]:
         experiment = make(
             task="sst2", data_dir=runner.given.sst2_dir, limit=runner.given.rows, fractions=[0.3], head_fractions=[0.3]
         )
-        data = load_data(experiment)
+        data = prepare(experiment)
         checkpoint = open_checkpoint(data, finetune(data, runner.scratch / "runs"), 0.3)
         jobs.append(("sst2", data, checkpoint, SENTENCE_HEAD))
     for name, data, checkpoint, spec in jobs:
@@ -174,7 +174,7 @@ def epoch(runner: Setup) -> dict[str, Any]:
     store = runner.extracted("train", "int8")
     rows = min(runner.given.epoch_rows, store.rows)
     chosen = np.random.default_rng(0).choice(store.rows, rows, replace=False)
-    plan = _Part(BatchPlan(store.row_table.lengths[chosen], data.heads.batch_size, seed=0), chosen)
+    plan = _Part(BatchPlan(store.row_table.lengths[chosen], data.config.head_training.batch_size, seed=0), chosen)
     decoded = _Decoded(list(StoredStates(store, plan).epoch(0)), rows)  # pyright: ignore[reportArgumentType]
     states = ("first", "warm", "cold")
     results: dict[str, list[float]] = {"memory": []} | {
@@ -187,12 +187,37 @@ def epoch(runner: Setup) -> dict[str, Any]:
             if state == "cold":
                 opened.close()  # pages that are mapped cannot be dropped
                 drop_cache(store.path)
-            stored = StoredStates(opened, plan)  # pyright: ignore[reportArgumentType]
+            stored = _Timed(opened, plan)  # pyright: ignore[reportArgumentType]
             seconds = _head_epoch(runner, stored)
             results[state].append(seconds)
             results[f"{state}_wait"].append(stored.waited / seconds)
     middle = {name: statistics.median(each) for name, each in results.items()}
     return middle | {"rows": rows} | {f"{state}_ratio": middle[state] / middle["memory"] for state in states}
+
+
+class _Timed(StoredStates):
+    """Measures the seconds for which training waits for data. Decoding counts only if it is in the background."""
+
+    waited = 0.0
+    decoding = 0.0
+
+    def read(self, batches: Iterable[np.ndarray]) -> Iterator[Batch]:
+        source = super().read(batches)
+        while True:
+            began, decoding = time.perf_counter(), self.decoding
+            batch = next(source, None)
+            self.waited += time.perf_counter() - began - (0.0 if self.threads else self.decoding - decoding)
+            if batch is None:
+                return
+            yield batch
+            del batch  # freed before the next one is loaded
+
+    def load(self, rows: np.ndarray) -> Batch:
+        self.store.bytes_of(rows)  # reads and verifies
+        began = time.perf_counter()
+        batch = super().load(rows)
+        self.decoding += time.perf_counter() - began
+        return batch
 
 
 class _Part:
@@ -227,7 +252,7 @@ def _head_epoch(runner: Setup, batches: Batches) -> float:
     data = runner.data
     torch.manual_seed(0)
     head = build_head(HEAD, data.shape(runner.checkpoint.encoder))
-    optim = replace(data.heads, epochs=1.0)
+    optim = replace(data.config.head_training, epochs=1.0)
     began = time.perf_counter()
     fit({"head": head}, batches, data.task.loss, {"head": optim})
     return time.perf_counter() - began

@@ -94,10 +94,10 @@ ScoresBySeed = dict[str, list[Scored]]
 
 def train(experiment: Experiment, fraction: float, root: Path, default: str = "") -> dict[str, Run]:
     """Train and score an experiment's heads, BERT, and if `default` is given, ensembles of BERT with that head."""
-    data = pipeline.load_data(experiment)
+    data = pipeline.prepare(experiment)
     checkpoint = pipeline.open_checkpoint(data, pipeline.finetune(data, root), fraction)
-    trained = {run.name: run for run in pipeline.train_heads(data, checkpoint)}
-    bert = pipeline.bert_run(data, checkpoint)
+    bert, *runs = pipeline.checkpoint_runs(data, checkpoint)
+    trained = {run.name: run for run in runs}
     found = {BERT: bert} | {row_name(name, default): run for name, run in trained.items()}
     if default in trained:
         found[OURS] = trained[default]
@@ -238,7 +238,7 @@ def sentences(given: argparse.Namespace) -> None:
             finetune=TrainingConfig(schedule="linear", warmup_epochs=0.1 * fraction),
             heads=[],
         )
-        data = pipeline.load_data(decayed)
+        data = pipeline.prepare(decayed)
         checkpoint = pipeline.open_checkpoint(data, pipeline.finetune(data, given.runs), fraction)
         return {DECAYED: pipeline.bert_run(data, checkpoint)}
 

@@ -27,7 +27,7 @@ LIBRARY = [
     ["pipeline"],
 ]
 """Runs, trained models, and training as a whole: what uses the core and is meant for users."""
-FLOORS = [*CORE, *LIBRARY, ["lab", "serving"], ["cli"], ["__init__", "__main__"]]
+FLOORS = [*CORE, *LIBRARY, ["lab", "serving"], ["estimators"], ["cli"], ["__init__", "__main__"]]
 LEVEL = {name: level for level, row in enumerate(FLOORS) for name in row}
 FENCES = {
     "accelerate": ["distributed"],

@@ -7,7 +7,7 @@ import pytest
 
 import bertvision
 from bertvision.errors import BertVisionError
-from bertvision.pipeline import experiment_of, load_data
+from bertvision.pipeline import experiment_of, prepare
 from bertvision.runs import find_runs
 from bertvision.trained_model import load_all
 from conftest import squad_json
@@ -126,7 +126,7 @@ def test_models_share_one_encoder_and_one_forward_pass(answers, monkeypatch):
 def test_an_ensemble_predicts_as_it_was_scored(answers):
     run = sibling(answers.run, "ensemble")
     found = bertvision.load(run)
-    examples = load_data(experiment_of(answers.run)).dev.examples
+    examples = prepare(experiment_of(answers.run)).dev.examples
     logits = found.logits(found.encode_examples(examples))
     saved = run.predictions()
     assert logits.ids == saved.ids and np.allclose(logits.logits, saved.logits, atol=1e-4)
@@ -161,7 +161,7 @@ def test_heads_with_and_without_pooler_output_predict_as_they_were_scored(tiny, 
         train_file=str(reviews), encoder=str(tiny), heads=["learned:pooler_output=true", "mean"], fractions=[1.0],
         train={"epochs": 1}, controls=False, precision="float32", root=tmp_path,
     )  # fmt: skip
-    examples = load_data(experiment_of(result.best)).dev.examples
+    examples = prepare(experiment_of(result.best)).dev.examples
     for each in load_all(result.runs):
         found = each.logits(each.encode_examples(examples))
         assert np.allclose(found.logits, each.run.predictions().logits, atol=1e-5), each.run.name

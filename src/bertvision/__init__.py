@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from bertvision.encoders import ENCODERS, Encoder, load_encoder, register_encoder
     from bertvision.errors import BertVisionError
+    from bertvision.estimators import QuestionAnswerer, TextClassifier, TextRegressor
     from bertvision.heads import HEADS, build_head, register_head
     from bertvision.hidden_states import HiddenStates, extract, fit_head
     from bertvision.pipeline import ExperimentResult, run
@@ -18,6 +19,9 @@ __version__ = "0.2.0.dev0"
 
 # Modules of the public names. They are imported on first use, because importing torch and transformers takes seconds.
 _MODULES = {
+    "TextClassifier": "estimators",
+    "TextRegressor": "estimators",
+    "QuestionAnswerer": "estimators",
     "run": "pipeline",
     "load": "trained_model",
     "Experiment": "pipeline.experiment",
@@ -49,6 +53,9 @@ __all__ = [
     "HEADS",
     "HiddenStates",
     "Predictions",
+    "QuestionAnswerer",
+    "TextClassifier",
+    "TextRegressor",
     "TrainedModel",
     "HeadShape",
     "TASKS",

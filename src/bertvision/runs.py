@@ -102,6 +102,11 @@ class Run:
         directory = self.encoder_directory
         return (directory / "model.safetensors").is_file() or any(directory.glob("model-*.safetensors"))
 
+    @property
+    def encoder_source(self) -> str:
+        """The directory of the fine-tuned encoder, or the name of the encoder if its weights are not saved."""
+        return str(self.encoder_directory.resolve()) if self.has_encoder else self.record.encoder
+
     def members(self) -> list["Run"]:
         """Open the runs an ensemble consists of."""
         return [open_run(self.directory / path) for path in self.record.members]

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
+import platformdirs
+
 from bertvision.errors import BertVisionError, lookup
 from bertvision.files import atomic_directory, file_hash, file_lock, read_json, write_error, write_json
 
@@ -49,9 +51,7 @@ def cache_directory(cache: str | Path = "") -> Path:
         return Path(cache).expanduser()
     if named := os.environ.get("BERTVISION_CACHE"):
         return Path(named).expanduser()
-    if shared := os.environ.get("XDG_CACHE_HOME"):
-        return Path(shared).expanduser() / "bertvision"
-    return Path.home() / ".cache" / "bertvision"
+    return Path(platformdirs.user_cache_dir("bertvision", appauthor=False))
 
 
 def registry_archive(package: str, cache: str | Path = "") -> Path:

@@ -44,8 +44,8 @@ def test_experiments_survive_json():
         ("fractions=[-1]", "0 or more"),
         ("train.schedule=cosine", "Unknown train.schedule"),
         ("precision=int8", "Unknown precision"),
-        ("data.validation=2.0", "between 0 and 1"),
-        ("train.gradient_accumulation_steps=0", "accumulate >= 1"),
+        ("data.validation_fraction=2.0", "between 0 and 1"),
+        ("train.gradient_accumulation_steps=0", "gradient_accumulation_steps >= 1"),
         ("nonsense", "form key=value"),
     ],
 )

@@ -88,7 +88,7 @@ def test_what_is_finished_is_not_done_again(found, experiments, monkeypatch):
 
 
 def test_batches_are_of_one_task_and_every_row_comes_once(experiments):
-    members = [pipeline.load_data(each) for each in experiments]
+    members = [pipeline.prepare(each) for each in experiments]
     parts = [TokenBatches(each.train.features, 8, each.pad_ids, seed=3) for each in members]
     mixed = MixedBatches(parts, 3)
     for number in (0, 1):
@@ -115,6 +115,7 @@ def test_it_goes_on_after_a_stop(experiments, found, tmp_path, monkeypatch):
     monkeypatch.setattr(checkpointer, "MIN_SECONDS", -1.0)
     monkeypatch.setattr(checkpointer, "MAX_SHARE", 1e9)
     steps, real = [0], loop._step
+    members = [pipeline.prepare(experiment) for experiment in experiments]
 
     def stopping(*arguments):
         steps[0] += 1
@@ -124,12 +125,12 @@ def test_it_goes_on_after_a_stop(experiments, found, tmp_path, monkeypatch):
 
     monkeypatch.setattr(loop, "_step", stopping)
     with pytest.raises(KeyboardInterrupt):
-        pipeline.finetune_multitask(experiments, tmp_path)
-    members = pipeline.finetune_multitask(experiments, tmp_path)
-    checkpoint = pipeline.open_checkpoint(members[0].data, members[0].checkpoints, 1.0)
+        pipeline.finetune_multitask(members, tmp_path)
+    data, checkpoints = pipeline.finetune_multitask(members, tmp_path)[0]
+    checkpoint = pipeline.open_checkpoint(data, checkpoints, 1.0)
     assert checkpoint.encoder_hash == runs["sst2"][-1].record.encoder_hash
 
 
 def test_one_task_is_not_several(experiments, tmp_path):
     with pytest.raises(BertVisionError, match="two or more different tasks"):
-        pipeline.finetune_multitask([experiments[0], experiments[0]], tmp_path)
+        pipeline.run_multitask([experiments[0], experiments[0]], tmp_path)

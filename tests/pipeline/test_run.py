@@ -62,7 +62,7 @@ def test_fine_tuning_goes_through_a_head(tiny, reviews, tmp_path):
     found = {}
     for auxiliary_head in ("", "last", "adapter:token_pooling=max", "learned:token_pooling=mean"):
         experiment = make(train_file=str(reviews), encoder=str(tiny), fractions=[0.5], auxiliary_head=auxiliary_head)
-        data = pipeline.load_data(experiment)
+        data = pipeline.prepare(experiment)
         checkpoints = pipeline.finetune(data, tmp_path)
         found[auxiliary_head] = pipeline.open_checkpoint(data, checkpoints, 0.5)
     assert found.pop("").directory == found["last"].directory
@@ -73,16 +73,16 @@ def test_fine_tuning_goes_through_a_head(tiny, reviews, tmp_path):
     assert not torch.equal(kept.classifier.bias, fresh)
     assert len({each.directory for each in found.values()}) == len({each.encoder_hash for each in found.values()}) == 3
     pairs = make(train_file=str(reviews), encoder=str(tiny), text_pair="text")
-    assert pipeline.load_data(pairs).experiment.auxiliary_head == "adapter:token_pooling=max+compare"
+    assert pipeline.prepare(pairs).experiment.auxiliary_head == "adapter:token_pooling=max+compare"
     with pytest.raises(BertVisionError, match="Did you mean 'adapter'"):
-        pipeline.load_data(make(train_file=str(reviews), encoder=str(tiny), auxiliary_head="adaptor"))
+        pipeline.prepare(make(train_file=str(reviews), encoder=str(tiny), auxiliary_head="adaptor"))
 
 
 def test_fine_tuning_leaves_frozen_layers_as_they_are(tiny, reviews, tmp_path):
     before, found = load_encoder(str(tiny)).encoder.state_dict(), {}
     for frozen in (0, 1, 3):
         experiment = make(train_file=str(reviews), encoder=str(tiny), fractions=[0.5], frozen=frozen)
-        data = pipeline.load_data(experiment)
+        data = pipeline.prepare(experiment)
         checkpoint = pipeline.open_checkpoint(data, pipeline.finetune(data, tmp_path), 0.5)
         after = checkpoint.encoder.state_dict()
         found[frozen] = {name for name in before if torch.equal(before[name], after[name])}
@@ -125,7 +125,7 @@ def test_a_fraction_added_later_lies_on_the_same_curve(finished, reviews, tiny, 
 def test_scoring_again_gives_the_same(finished):
     result, _, _ = finished
     for run in (result.runs[0], result.best):
-        data = pipeline.load_data(pipeline.experiment_of(run))
+        data = pipeline.prepare(pipeline.experiment_of(run))
         assert pipeline.rescore(data, run) == pytest.approx(run.metrics.scores)
 
 
@@ -153,7 +153,7 @@ def test_the_same_rows_under_other_ids_are_scored_apart(reviews, tiny, tmp_path)
 
 
 def test_two_processes_on_one_run_are_refused(tiny, reviews, tmp_path):
-    data = pipeline.load_data(make(train_file=str(reviews), encoder=str(tiny), **FAST))
+    data = pipeline.prepare(make(train_file=str(reviews), encoder=str(tiny), **FAST))
     place = pipeline.finetune(data, tmp_path).directory
     shutil.rmtree(place / "1")
     with file_lock(place / "resume.safetensors", wait=False), pytest.raises(BertVisionError, match="Another process"):
@@ -269,7 +269,7 @@ def test_a_checkpoint_with_its_own_head_is_bert_at_zero(squad, tmp_path):
         max_tokens=48,
         precision="float32",
     )
-    data = pipeline.load_data(experiment)
+    data = pipeline.prepare(experiment)
     checkpoints = pipeline.finetune(data, tmp_path / "runs")
     run = pipeline.bert_run(data, pipeline.open_checkpoint(data, checkpoints, 0.0))
     theirs = AutoModelForQuestionAnswering.from_pretrained(place).eval()
@@ -284,7 +284,7 @@ def test_a_checkpoint_with_its_own_head_is_bert_at_zero(squad, tmp_path):
 
 
 def test_validation_is_never_trained_on(reviews, tiny):
-    data = pipeline.load_data(make(train_file=str(reviews), encoder=str(tiny)))
+    data = pipeline.prepare(make(train_file=str(reviews), encoder=str(tiny)))
     ids = [{example.id for example in split.examples} for split in (data.train, data.validation, data.dev)]
     assert not ids[0] & ids[1] and not ids[0] & ids[2] and not ids[1] & ids[2]
     assert sum(map(len, ids)) == 120
@@ -389,24 +389,24 @@ def test_given_checkpoints_are_points_of_a_curve(finished, tiny, reviews, tmp_pa
 def test_a_head_can_learn_from_a_share_of_the_labels(finished, tiny, reviews):
     result, root, _ = finished
     settings = {"train_file": str(reviews), "encoder": str(tiny), "heads": ["learned"], "controls": False} | FAST
-    data = pipeline.load_data(make(**settings))
-    parts = [set(data.labelled(share)) for share in (0.1, 0.5, 1.0)]
+    data = pipeline.prepare(make(**settings))
+    parts = [set(data.labelled_rows(share)) for share in (0.1, 0.5, 1.0)]
     assert parts[0] < parts[1] < parts[2] and [len(part) for part in parts] == [9, 43, 86]
     labels = data.train.features.labels[sorted(parts[1])]
     assert abs(labels.mean() - data.train.features.labels.mean()) < 0.02  # in the data's proportions
-    half = bertvision.run(root=root, labels=0.5, **settings)
+    half = bertvision.run(root=root, label_fraction=0.5, **settings)
     whole = next(run for run in result.runs if run.name == "learned")
     assert half.best.directory != whole.directory and half.best.metrics.seconds.finetune > 0
     assert half.runs[0].directory == result.runs[0].directory  # the backbone is the same
     assert not np.array_equal(half.best.weights()["classifier.weight"], whole.weights()["classifier.weight"])
     for share in (0.0, 1.5):
-        with pytest.raises(BertVisionError, match="share of the training rows"):
-            pipeline.load_data(make(labels=share, **settings))
+        with pytest.raises(BertVisionError, match="above 0 and at most 1"):
+            pipeline.prepare(make(label_fraction=share, **settings))
 
 
 def test_a_head_carried_to_a_later_checkpoint(finished, tiny, reviews):
     result, root, _ = finished
-    data = pipeline.load_data(make(train_file=str(reviews), encoder=str(tiny), **FAST))
+    data = pipeline.prepare(make(train_file=str(reviews), encoder=str(tiny), **FAST))
     checkpoints = pipeline.finetune(data, root)
     names = ("learned", "adapter:layers=last,size=8,token_pooling=max")
     each = [next(run for run in result.runs if run.name == name) for name in names]

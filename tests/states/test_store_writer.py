@@ -149,7 +149,7 @@ def test_a_source_that_leaves_rows_out_makes_no_store(tmp_path, calm):
     assert files(tmp_path / "s") == calm
 
 
-@pytest.mark.parametrize("what", ["another store", "the beginning of another store"])
+@pytest.mark.parametrize("what", ["another store", "another unfinished store"])
 def test_another_store_at_the_place_is_refused_with_what_differs(tmp_path, what):
     path, source = tmp_path / "s", Counting(LENGTHS)
     if what == "another store":

@@ -108,11 +108,10 @@ def finetune(experiment: "Experiment", root: Root = Path("runs"), as_json: Json 
     from bertvision import pipeline
 
     if "," in experiment.task:
-        members = [
-            (member.data, member.checkpoints) for member in pipeline.finetune_multitask(_one_per_task(experiment), root)
-        ]
+        loaded = [pipeline.prepare(single) for single in _one_per_task(experiment)]
+        members = pipeline.finetune_multitask(loaded, root)
     else:
-        data = pipeline.load_data(experiment)
+        data = pipeline.prepare(experiment)
         members = [(data, pipeline.finetune(data, root))]
     curves = [_curve(data, checkpoints) for data, checkpoints in members]
     if as_json:
@@ -214,7 +213,7 @@ def evaluate(
         resolved = resolve_run(run, root)
         if not (resolved.directory / "predictions.npz").is_file():
             raise BertVisionError(f"{resolved.directory} has no saved predictions. Give a labelled file with --data.")
-        experiment_data = pipeline.load_data(pipeline.experiment_of(resolved))
+        experiment_data = pipeline.prepare(pipeline.experiment_of(resolved))
         scores = pipeline.rescore(experiment_data, resolved)
         calibration = {name: value for name, value in scores.items() if name in resolved.metrics.calibration}
         evaluation = evaluation_reports.evaluation(experiment_data.task, resolved.outcomes(), calibration)
@@ -260,7 +259,7 @@ def ensemble(
     members = [resolve_run(reference, root) for reference in runs]
     if len(members) < 2:
         raise BertVisionError("An ensemble needs at least two runs.")
-    data = pipeline.load_data(pipeline.experiment_of(members[-1]))
+    data = pipeline.prepare(pipeline.experiment_of(members[-1]))
     combined = pipeline.ensemble(data, members[-1].directory.parent, members, how)
     result = pipeline.ExperimentResult([*members, combined], combined, combined.directory / "metrics.json")
     rows = result.to_rows()

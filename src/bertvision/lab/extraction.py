@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from bertvision.encoders import load_encoder_info
 from bertvision.errors import BertVisionError, lookup
 from bertvision.heads import ENCODINGS, select_layers
 from bertvision.lab import cluster
-from bertvision.pipeline.data import ExperimentData, load_data
+from bertvision.pipeline.data import ExperimentData, prepare, with_cpu_setting
 from bertvision.pipeline.experiment import Experiment, merge, resolve_fractions
 from bertvision.pipeline.finetuning import Checkpoint, CheckpointSet, finetune, open_checkpoint
 from bertvision.pipeline.states import state_request, stored_lengths
@@ -62,9 +61,10 @@ def extract(
             f"--store-dir can hold one fraction only, got {head_fractions}. Name one with --at, or leave "
             "--store-dir out."
         )
-    data = load_data(replace(experiment, head_fractions=head_fractions, fractions=head_fractions))
-    encoder_info = load_encoder_info(experiment.encoder_at(min(head_fractions)))
-    view = _state_view(data, options, encoder_info.num_layers)  # an error is reported before the encoder is fine-tuned
+    data = prepare(replace(experiment, head_fractions=head_fractions, fractions=head_fractions))
+    view = _state_view(
+        data, options, data.config.encoder.num_layers
+    )  # an error is reported before the encoder is fine-tuned
     if options.pooler_output and data.task.per_token:
         raise BertVisionError(
             f"The pooler output exists only for tasks of whole texts, and {data.task.name} labels tokens. "
@@ -98,6 +98,7 @@ def _state_view(data: ExperimentData, options: ExtractionOptions, num_layers: in
     )
 
 
+@with_cpu_setting
 def make_store(
     data: ExperimentData,
     checkpoints: CheckpointSet,
@@ -140,7 +141,7 @@ def write_shard(job: ShardJob) -> None:
 @lru_cache(maxsize=1)
 def _open_cached(settings: str, checkpoints: str, fraction: float) -> tuple[ExperimentData, Checkpoint]:
     """Load the data and the checkpoint that all shards of a store share."""
-    data = load_data(merge(Experiment(), json.loads(settings)))
+    data = prepare(merge(Experiment(), json.loads(settings)))
     return data, open_checkpoint(data, CheckpointSet(Path(checkpoints), [fraction]), fraction)
 
 
@@ -161,7 +162,8 @@ def absolute(experiment: Experiment) -> Experiment:
 def estimate(experiment: Experiment, splits: Sequence[str], options: ExtractionOptions | None = None) -> dict[str, Any]:
     """Return the size of stores of these splits in every number type. No weights are loaded."""
     options = options or ExtractionOptions()
-    data, encoder_info = load_data(experiment), load_encoder_info(experiment.encoder_at(min(experiment.fractions)))
+    data = prepare(experiment)
+    encoder_info = data.config.encoder
     view, width = _state_view(data, options, encoder_info.num_layers), encoder_info.hidden_size
     lengths = np.concatenate([stored_lengths(getattr(data, name), view) for name in splits])
     tokens_per_row = 1 if options.first_token_only else data.max_tokens

@@ -1,21 +1,46 @@
-"""The pipeline of experiments: text -> tokens -> hidden states -> logits -> answers -> scores."""
+"""The pipeline: text -> tokens -> hidden states -> logits -> answers -> scores.
 
-from bertvision.pipeline.data import ExperimentData, dev_examples, find_task, load_data
-from bertvision.pipeline.evaluation import bert_run, ensemble, rescore
+    config      = resolve(experiment, task, encoder_info)       every default filled in
+    data        = load_data(config)                             splits and tokens
+    checkpoints = finetune(data, root)                          fine-tuned encoders
+    outputs     = train_heads(data, checkpoint, heads)          logits of every head, and of BERT itself
+    runs        = [evaluate(data, checkpoint, output) for output in outputs]
+
+`prepare` is the first two steps, `checkpoint_runs` the last two, and `run` all of them.
+"""
+
+from bertvision.pipeline.config import PipelineConfig, resolve
+from bertvision.pipeline.data import ExperimentData, dev_examples, find_task, load_data, prepare
+from bertvision.pipeline.evaluation import ensemble, evaluate, rescore
 from bertvision.pipeline.finetuning import Checkpoint, CheckpointSet, finetune, open_checkpoint
-from bertvision.pipeline.head_training import evaluate_at, train_heads
-from bertvision.pipeline.multitask import finetune_multitask, run_multitask
-from bertvision.pipeline.runner import ExperimentResult, choose_best, experiment_of, run
+from bertvision.pipeline.head_training import train_heads
+from bertvision.pipeline.outputs import ModelOutput
+from bertvision.pipeline.runner import (
+    ExperimentResult,
+    bert_run,
+    checkpoint_runs,
+    choose_best,
+    evaluate_at,
+    experiment_of,
+    finetune_multitask,
+    run,
+    run_data,
+    run_multitask,
+)
 
 __all__ = [
     "Checkpoint",
     "CheckpointSet",
     "ExperimentData",
     "ExperimentResult",
+    "ModelOutput",
+    "PipelineConfig",
     "bert_run",
+    "checkpoint_runs",
     "choose_best",
     "dev_examples",
     "ensemble",
+    "evaluate",
     "evaluate_at",
     "experiment_of",
     "find_task",
@@ -23,8 +48,11 @@ __all__ = [
     "finetune_multitask",
     "load_data",
     "open_checkpoint",
+    "prepare",
     "rescore",
+    "resolve",
     "run",
+    "run_data",
     "run_multitask",
     "train_heads",
 ]

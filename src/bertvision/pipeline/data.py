@@ -1,6 +1,5 @@
-"""From text to tokens: load the data, hold out validation, tokenize. Everything but the backbone's weights."""
+"""The data of a pipeline: splits, tokens and batches. Validation is split off before anything is trained."""
 
-import hashlib
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,16 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bertvision import devices, heads
+from bertvision import devices
 from bertvision.cpu_optimizations import use_cpu_optimizations
 from bertvision.encoders import Encoder, load_encoder_info
 from bertvision.errors import BertVisionError, lookup
 from bertvision.heads import HeadConfig
 from bertvision.inputs import task_from_files
+from bertvision.pipeline.config import PipelineConfig, resolve
 from bertvision.pipeline.experiment import Experiment, TrainingConfig
-from bertvision.pipeline.state_requests import MODES
-from bertvision.states import FORMATS, TokenBatches
-from bertvision.tasks import TASKS, DataRequest, Example, Task, UserFiles, draw_nested
+from bertvision.states import TokenBatches
+from bertvision.tasks import TASKS, DataRequest, DataSplits, Example, Task, UserFiles, draw_nested
 from bertvision.training import predict
 from bertvision.types import Batches, Features, HeadShape, Predictions
 
@@ -30,9 +29,11 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 EVAL_ROWS = 64
-EVAL_TOKENS = {"cpu": 1024}  # with padding; more is no faster and takes more memory
+EVAL_TOKENS = {"cpu": 1024}
+"""Tokens of a batch, padding included, by device. Larger batches are no faster on a CPU and need more memory."""
 EVAL_TOKENS_ELSEWHERE = 4096
-EVAL_BYTES = 128 * 1024**2  # of all layers at once; several batches are under way when they are stored
+EVAL_BYTES = 128 * 1024**2
+"""Hidden states of all layers of a batch. A store is written from several batches at once."""
 
 
 @dataclass(frozen=True)
@@ -45,37 +46,53 @@ class Split:
 
 @dataclass(frozen=True, kw_only=True)
 class ExperimentData:
-    """Everything the line needs but the backbone's weights."""
+    """The configuration and the tokenized splits of a pipeline: everything but the weights of the encoder."""
 
-    experiment: Experiment
-    task: Task
+    config: PipelineConfig
     source: str
-    tokenizer: Any
-    pad_ids: dict[str, int]
-    max_tokens: int
-    token_bytes: int
-    """What a token takes in all layers."""
+    """Where the rows came from."""
     train: Split
     validation: Split
     dev: Split
-    finetune: TrainingConfig
-    """With the learning rate and batch size that "0" stood for."""
-    heads: TrainingConfig
+    """The scored split. Without one it is `validation`."""
+    encoder: Encoder | None = None
+    """The encoder to start from, if the caller has loaded it; else the experiment names it."""
+    callbacks: Sequence[Any] = ()
+    """Callbacks of training."""
+
+    @property
+    def experiment(self) -> Experiment:
+        """The settings of the experiment."""
+        return self.config.experiment
+
+    @property
+    def task(self) -> Task:
+        """The task."""
+        return self.config.task
+
+    @property
+    def max_tokens(self) -> int:
+        """The largest number of tokens of a row."""
+        return self.config.max_tokens
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer of the encoder."""
+        return self.config.encoder.tokenizer
+
+    @property
+    def pad_ids(self) -> dict[str, int]:
+        """The padding value of each input."""
+        return self.config.encoder.pad_ids
 
     @property
     def held_out(self) -> dict[str, Split]:
-        """What is predicted: first to choose on, then to score."""
+        """The splits that are predicted: validation, on which choices are made, and dev, which is scored."""
         return {"validation": self.validation, "dev": self.dev}
 
-    @property
-    def head_configs(self) -> list[HeadConfig]:
-        """The heads of the experiment."""
-        return [HeadConfig.parse(spec) for spec in self.experiment.heads]
-
-    @property
-    def auxiliary_head(self) -> HeadConfig:
-        """The auxiliary head of fine-tuning."""
-        return HeadConfig.parse(self.experiment.auxiliary_head)
+    def change(self, *, heads: Sequence[HeadConfig] | None = None, **settings: Any) -> "ExperimentData":
+        """Return the same data with other heads or with other settings of the experiment, such as `seed=1`."""
+        return replace(self, config=self.config.change(heads=heads, **settings))
 
     def shape(self, encoder: Encoder, configs: Iterable[HeadConfig] = ()) -> HeadShape:
         """Return the shape of the hidden states that these heads read when they are trained together."""
@@ -91,38 +108,57 @@ class ExperimentData:
             bi_encoding=any(config.uses_bi_encoding for config in configs),
         )
 
-    def shuffled(self, optim: TrainingConfig, *, labels: float = 1.0) -> TokenBatches:
-        """Batches of train, or of a share of it, for descending."""
-        chosen = None if labels == 1 else self.labelled(labels)
+    def shuffled(self, training: TrainingConfig, *, label_fraction: float = 1.0) -> TokenBatches:
+        """Return shuffled batches of the training split, or of a fraction of it."""
+        chosen = None if label_fraction == 1 else self.labelled_rows(label_fraction)
         return TokenBatches(
-            self.train.features, optim.batch_size, self.pad_ids, seed=self.experiment.seed, chosen=chosen
+            self.train.features, training.batch_size, self.pad_ids, seed=self.experiment.seed, chosen=chosen
         )
 
-    def labelled(self, share: float) -> np.ndarray:
-        """Rows of train that belong to a share of its examples. (N,)"""
+    def labelled_rows(self, fraction: float) -> np.ndarray:
+        """Return the rows of a fraction of the training examples. A smaller fraction is part of a larger one. (N,)"""
         examples = self.train.examples
-        count = max(1, round(share * len(examples)))
+        count = max(1, round(fraction * len(examples)))
         drawn = draw_nested(self.task.strata(examples), count, self.experiment.data.split_seed)
-        ids = {examples[place].id for place in drawn}
+        ids = {examples[index].id for index in drawn}
         return np.flatnonzero([id in ids for id in self.train.features.example_ids])
 
     def vocabulary(self) -> Tensor:
-        """Every token that batches of train hold. (V,)"""
-        found = np.unique(self.train.features.tokens["input_ids"])
-        return torch.from_numpy(np.union1d(found, self.pad_ids["input_ids"]).astype(np.int64))
+        """Return the ids of all tokens in batches of the training split. (V,)"""
+        ids = np.unique(self.train.features.tokens["input_ids"])
+        return torch.from_numpy(np.union1d(ids, self.pad_ids["input_ids"]).astype(np.int64))
 
     def ordered(self, split: Split) -> TokenBatches:
-        """Batches of a split, for predicting."""
+        """Return batches of a split in a fixed order, for prediction."""
+        token_bytes = self.config.encoder.num_layers * self.config.encoder.hidden_size * 4
         most = EVAL_TOKENS.get(devices.device().type, EVAL_TOKENS_ELSEWHERE)
-        budget = min(most, EVAL_BYTES // self.token_bytes)
+        budget = min(most, EVAL_BYTES // token_bytes)
         return TokenBatches(split.features, EVAL_ROWS, self.pad_ids, budget=budget)
 
     def predict(
         self, models: Mapping[str, nn.Module], batches: Batches, split: Split, label: str
     ) -> dict[str, Predictions]:
-        """Predict a split with every model."""
+        """Predict a split with every model, in one pass over its batches."""
         offsets = split.features.offsets if self.task.per_token else None
         return predict(models, batches, split.features.ids, offsets, label=label)
+
+    def predict_held_out(
+        self, models: Mapping[str, nn.Module], open_batches: Callable[[str], Batches], label: str
+    ) -> dict[str, dict[str, Predictions]]:
+        """Predict validation and dev with every model; return the predictions by model and split."""
+        predictions: dict[str, dict[str, Predictions]] = {name: {} for name in models}
+        for split_name, split in self.held_out.items():
+            is_validation_again = split_name == "dev" and split is self.validation
+            outputs = (
+                {}
+                if is_validation_again
+                else self.predict(models, open_batches(split_name), split, f"{label} on {split_name}")
+            )
+            for name in models:
+                predictions[name][split_name] = (
+                    predictions[name]["validation"] if is_validation_again else outputs[name]
+                )
+        return predictions
 
 
 def with_cpu_setting(
@@ -139,7 +175,7 @@ def with_cpu_setting(
 
 
 def find_task(experiment: Experiment) -> Task:
-    """Return the task of the table, or make one of the user's own files."""
+    """Return the task that an experiment names, or make one from the user's own files."""
     data = experiment.data
     if data.train_file:
         return task_from_files(
@@ -156,83 +192,47 @@ def find_task(experiment: Experiment) -> Task:
     return lookup(TASKS, experiment.task, "task")
 
 
-def load_data(experiment: Experiment) -> ExperimentData:
-    """Load the data, hold out validation before anything is trained, and tokenize."""
-    lookup(MODES, experiment.states, "source of states")
-    lookup(FORMATS, experiment.store.dtype, "type of stored states")
-    if not 0 < experiment.labels <= 1:
-        raise BertVisionError(
-            f"labels is a share of the training rows, above 0 and at most 1; got {experiment.labels:g}."
-        )
+def prepare(experiment: Experiment) -> ExperimentData:
+    """Find the task and the encoder of an experiment, fill in its defaults, and load its data."""
     task = find_task(experiment)
-    precision = devices.resolve_precision(experiment.precision)
-    trained = heads.resolve_heads(experiment.heads, task.example_kind)
-    auxiliary_head = heads.AUXILIARY_HEADS[task.example_kind]
-    if experiment.auxiliary_head:
-        auxiliary_head = HeadConfig.parse(experiment.auxiliary_head, task.example_kind)
-    _check_encodings(trained, auxiliary_head, task)
-    specs = [str(config) for config in trained]
-    experiment = replace(experiment, heads=specs, auxiliary_head=str(auxiliary_head), precision=precision)
-    wanted = experiment.data
-    reading = load_encoder_info(experiment.encoder_at(min(experiment.fractions)))
-    request = DataRequest(data_dir=wanted.data_dir, source=wanted.source)
-    data = task.load(request)
-    share = max(2, round(wanted.shard * len(data.train))) if wanted.shard < 1 else 0
-    train = task.sample(data.train, wanted.limit or share, wanted.split_seed)
-    if data.validation is None:
-        train, validation = task.split_validation(train, wanted.validation, wanted.split_seed)
+    encoder_info = load_encoder_info(experiment.encoder_at(min(experiment.fractions)))
+    return load_data(resolve(experiment, task, encoder_info))
+
+
+def load_data(config: PipelineConfig, splits: DataSplits | None = None) -> ExperimentData:
+    """Split off validation and tokenize. Without `splits`, the task loads the rows from its data source."""
+    task, settings = config.task, config.experiment.data
+    if splits is None:
+        splits = task.load(DataRequest(data_dir=settings.data_dir, source=settings.source))
+    train_count = max(2, round(settings.train_fraction * len(splits.train))) if settings.train_fraction < 1 else 0
+    train = task.sample(splits.train, settings.limit or train_count, settings.split_seed)
+    if splits.validation is None:
+        train, validation = task.split_validation(train, settings.validation_fraction, settings.split_seed)
     else:
-        validation = task.sample(data.validation, wanted.limit, wanted.split_seed)
-    dev = task.sample(data.dev, wanted.limit_dev, wanted.split_seed)
-    max_tokens = min(wanted.max_tokens or task.max_tokens, reading.max_tokens)
-    if wanted.max_tokens > max_tokens:
-        logger.info(f"{experiment.encoder} reads {max_tokens} tokens at most; longer inputs are cut there.")
-    finetune, head = experiment.finetune, experiment.train
-    own = finetune.learning_rate or reading.learning_rate or task.learning_rate
-    finetune = replace(finetune, learning_rate=own, batch_size=finetune.batch_size or task.batch_size)
-    rate = head.learning_rate or heads.DEFAULT_LEARNING_RATES[task.example_kind]
-    head = replace(head, learning_rate=rate, batch_size=head.batch_size or task.batch_size)
-    splits = [Split(rows, task.encode(rows, reading.tokenizer, max_tokens)) for rows in (train, validation, dev)]
+        validation = task.sample(splits.validation, settings.limit, settings.split_seed)
+    dev = task.sample(splits.dev, settings.limit_dev, settings.split_seed)
+    validation_split = _tokenize(config, validation)
     return ExperimentData(
-        experiment=experiment,
-        task=task,
-        source=data.source,
-        tokenizer=reading.tokenizer,
-        pad_ids=reading.pad_ids,
-        max_tokens=max_tokens,
-        token_bytes=reading.num_layers * reading.hidden_size * 4,
-        train=splits[0],
-        validation=splits[1],
-        dev=splits[2],
-        finetune=finetune,
-        heads=head,
+        config=config,
+        source=splits.source,
+        train=_tokenize(config, train),
+        validation=validation_split,
+        dev=_tokenize(config, dev) if dev else validation_split,
     )
 
 
-def _check_encodings(trained: Sequence[HeadConfig], auxiliary_head: HeadConfig, task: Task) -> None:
-    """Refuse bi-encoding heads for tasks of one text, and for fine-tuning, which uses a cross-encoding."""
-    for config in [*trained, auxiliary_head]:
-        if config.uses_bi_encoding and task.example_kind != "pair":
-            raise BertVisionError(f"Head {str(config)!r} encodes two texts separately; {task.name} has one text.")
-    if auxiliary_head.uses_bi_encoding:
-        raise BertVisionError(
-            f"Fine-tuning encodes both texts of a pair together; {str(auxiliary_head)!r} can only be trained after it."
-        )
+def _tokenize(config: PipelineConfig, examples: list[Example]) -> Split:
+    features = config.task.encode(examples, config.encoder.tokenizer, config.max_tokens)
+    if any(example.weight != 1 for example in examples):
+        weights = {example.id: example.weight for example in examples}
+        rows = [weights[id] for id in features.example_ids]
+        features = replace(features, weights=np.array(rows, dtype=np.float32))
+    return Split(examples, features)
 
 
 def dev_examples(experiment: Experiment) -> list[Example]:
     """Return the rows that an experiment is scored on, without tokenizing anything."""
-    wanted = experiment.data
+    settings = experiment.data
     task = find_task(experiment)
-    data = task.load(DataRequest(data_dir=wanted.data_dir, source=wanted.source))
-    return task.sample(data.dev, wanted.limit_dev, wanted.split_seed)
-
-
-def fingerprint(*splits: Split) -> str:
-    """Name tokens and labels by their content."""
-    digest = hashlib.sha256()
-    for split in splits:
-        digest.update("\n".join(split.features.ids).encode())
-        for array in (split.features.offsets, split.features.labels, *split.features.tokens.values()):
-            digest.update(array.tobytes())
-    return digest.hexdigest()
+    splits = task.load(DataRequest(data_dir=settings.data_dir, source=settings.source))
+    return task.sample(splits.dev, settings.limit_dev, settings.split_seed)

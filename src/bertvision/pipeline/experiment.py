@@ -1,4 +1,4 @@
-"""What an experiment is: TOML in, frozen dataclass out."""
+"""The settings of an experiment: frozen dataclasses, read from TOML files and from the command line."""
 
 import json
 import math
@@ -12,7 +12,8 @@ from typing import Any, TypeVar, get_args, get_type_hints
 from bertvision.cpu_optimizations import enabled
 from bertvision.errors import BertVisionError, lookup
 from bertvision.legacy import upgrade_settings
-from bertvision.training.config import SCHEDULES, TrainingConfig
+from bertvision.training import TrainingConfig
+from bertvision.training.config import SCHEDULES
 
 T = TypeVar("T")
 
@@ -22,23 +23,24 @@ PRECISIONS = ("auto", "float32", "bfloat16", "float16")
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Which rows; the user's own files are named here too."""
+    """Which rows to use: those of a benchmark, or of the user's own files."""
 
     data_dir: str = ""
-    """Directory with the task's official files."""
+    """Directory with the official files of the task."""
     source: str = ""
     """"local", "hub" or "registry"; empty: the first of these that has the task."""
     limit: int = 0
-    """Use this many rows of train, validation carved out of them, drawn at random; 0: all."""
+    """The number of training rows, drawn at random. Validation is split off them. 0: all."""
     limit_dev: int = 0
-    shard: float = 1.0
-    """Use this share of train, drawn at random, where there is no limit."""
-    validation: float = 0.1
-    """Share of train that is held out to choose on, where no validation file is given."""
+    """The number of scored rows, drawn at random. 0: all."""
+    train_fraction: float = 1.0
+    """The fraction of the training rows to use, drawn at random, if there is no limit."""
+    validation_fraction: float = 0.1
+    """The fraction of the training rows that is held out as the validation split, if there is no validation file."""
     split_seed: int = 0
-    """Draws validation and limits; kept apart from `seed`, so that all seeds see the same split."""
+    """The seed of validation and limits. It differs from `seed`, so that all seeds use the same split."""
     max_tokens: int = 0
-    """Longest input; 0: the task's."""
+    """The largest number of tokens of an input. 0: the default of the task."""
     train_file: str = ""
     dev_file: str = ""
     validation_file: str = ""
@@ -51,63 +53,63 @@ class DataConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class StoreConfig:
-    """How hidden states are stored, where they are."""
+    """How and where hidden states are stored."""
 
     dtype: str = "int8"
     """float32, float16, bfloat16, int8 or int4."""
     directory: str = ""
-    """Where stores are; empty: with the backbone they were made from."""
+    """The directory of stores. Empty: beside the encoder that computed the hidden states."""
     shard_megabytes: float = 128.0
-    """Megabytes that are written, and lost in a crash, as one."""
+    """The size of a shard. A shard is written at once; an interrupted shard is computed again."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """A task, a backbone, how far to fine-tune it, and the heads to train on its states."""
+    """A task, an encoder, how long to fine-tune it, and the heads to train on its hidden states."""
 
     task: str = ""
-    """A name of `bertvision tasks`; any name with data.train_file set: the user's own data."""
+    """A name of `bertvision tasks`, or any name for the user's own data (data.train_file)."""
     encoder: str = "minilm"
-    """An alias, a Hub name or a directory; "DIR/{fraction}": checkpoints fine-tuned elsewhere, used as they are."""
+    """A name of `bertvision encoders`, a Hub name or a directory. "DIR/{fraction}": given checkpoints."""
     fractions: list[float] = field(default_factory=lambda: [0.3, 1.0])
-    """Epochs of fine-tuning after which to save and score the backbone; 0 means as loaded."""
+    """Epochs of fine-tuning after which the encoder is saved and scored. 0: the encoder as it is loaded."""
     auxiliary_head: str = ""
-    """The auxiliary head that is fine-tuned along with BERT's own, so that every layer it reads is tuned for it.
-    "bert-head": BERT's own head alone, as published. Empty: the one that suits the kind of task."""
+    """The head that is fine-tuned along with BERT's own, so that every layer it reads is tuned. "bert-head": BERT's own
+    head alone, as published. Empty: the default of the kind of task."""
     frozen: int = 0
-    """How many of the lowest layers, embeddings first, fine-tuning leaves as they are."""
+    """The number of lowest layers, embeddings first, that are not fine-tuned."""
     head_fractions: list[float] = field(default_factory=list)
-    """The fractions at which heads are trained; none: the smallest."""
+    """The fractions at which heads are trained. Empty: the smallest of `fractions`."""
     heads: list[str] = field(default_factory=list)
-    """Which to train; none: those that suit the kind of task."""
+    """The heads to train. Empty: the default head of the kind of task."""
     extra_learning_rates: list[float] = field(default_factory=list)
-    """Learning rates to try for each head beside train.learning_rate; the best on validation is kept."""
-    labels: float = 1.0
-    """Share of train whose labels heads learn from, in the data's proportions; a smaller one is part of a larger."""
+    """Learning rates to try for each head beside train.learning_rate. Validation chooses among them."""
+    label_fraction: float = 1.0
+    """The fraction of the training rows that heads are trained on, stratified. A smaller one is nested in a larger."""
     controls: bool = True
-    """Also train BERT's kind of head anew, and each head on the last layer only."""
+    """Also train two controls: BERT's own kind of head, and each head on the last layer only."""
     ensembles: list[str] = field(default_factory=lambda: ["max"])
-    """How to combine BERT with the chosen head: max, mean, product."""
+    """How the predictions of BERT and the chosen head are combined: max, mean, product."""
     states: str = "auto"
-    """"memory" computes hidden states once, "store" too and keeps them on disk, "stream" anew each epoch; "auto": the
-    first if they are few, else whichever of the others a short trial finds faster."""
+    """Where hidden states come from: computed once and held in "memory", or in a "store" on disk, or computed in every
+    epoch ("stream"). "auto": in memory if they are few, else whichever of the others is faster in a short trial."""
     store: StoreConfig = StoreConfig()
     seed: int = 0
     precision: str = "auto"
-    """Of the backbone's products: "auto" is bfloat16 where the machine computes in it natively, else float32."""
+    """The number type of the encoder's matrix products. "auto": bfloat16 if the machine supports it, else float32."""
     cpu_optimizations: bool = field(default_factory=enabled)
-    """Whether to use the optimizations for CPUs, such as fast dropout; false: the plain code of PyTorch."""
+    """Whether to use the optimizations for CPUs, such as fast dropout. False: plain PyTorch."""
     data: DataConfig = DataConfig()
     finetune: TrainingConfig = TrainingConfig(schedule="constant")
     train: TrainingConfig = TrainingConfig(epochs=3.0, patience=2, batch_size=32)
 
     @property
-    def given(self) -> bool:
-        """Whether the backbone of every fraction is already there."""
+    def checkpoints_given(self) -> bool:
+        """Whether `encoder` names checkpoints of all fractions that were fine-tuned elsewhere."""
         return FRACTION in self.encoder
 
     def encoder_at(self, fraction: float) -> str:
-        """Where the backbone of a fraction is, if it is given; else where fine-tuning starts."""
+        """Return the encoder of a fraction, if checkpoints are given, else the one that fine-tuning starts from."""
         return self.encoder.replace(FRACTION, f"{fraction:g}")
 
     def to_dict(self) -> dict[str, Any]:
@@ -117,23 +119,22 @@ class Experiment:
 
 @cache
 def presets() -> dict[str, dict[str, Any]]:
-    """Return the published settings by name, each laid over the defaults by `preset`."""
+    """Return the published settings by name. `preset` adds the defaults."""
     return tomllib.loads((Path(__file__).with_name("presets.toml")).read_text(encoding="utf-8"))
 
 
 def preset(name: str) -> Experiment:
-    """Return the experiment that published settings make; no name: the defaults."""
+    """Return the experiment with published settings. No name: the defaults."""
     if not name:
         return Experiment()
-    return merge(
-        Experiment(auxiliary_head="bert-head"), lookup(presets(), name, "preset")
-    )  # nothing else has been published
+    published = Experiment(auxiliary_head="bert-head")  # the paper fine-tunes without an auxiliary head
+    return merge(published, lookup(presets(), name, "preset"))
 
 
 def make(**settings: Any) -> Experiment:
-    """Return an experiment; settings of `data` may be given flat: make(task="mrpc", limit=500).
+    """Return an experiment. Settings of `data` are given like the others: make(task="mrpc", limit=500).
 
-    With `preset`, they are laid over published settings.
+    With `preset`, the settings override published ones.
     """
     settings = upgrade_settings(settings, announce=True)
     inner = {name: value for name, value in settings.items() if name in vars(DataConfig())}
@@ -145,7 +146,10 @@ def make(**settings: Any) -> Experiment:
 
 
 def load(path: Path | None = None, overrides: Sequence[str] = (), name: str = "") -> Experiment:
-    """Read `path`, over the preset `name` or the one it names, then apply overrides: "train.learning_rate=3e-4"."""
+    """Read an experiment file; its values override those of the preset `name` or of the preset it names.
+
+    `overrides` are applied last: "train.learning_rate=3e-4".
+    """
     values = read_toml(path) if path else {}
     if "experiments" in values:
         raise BertVisionError(f"{path} holds several experiments, which `bertvision study all {path}` runs.")
@@ -155,20 +159,20 @@ def load(path: Path | None = None, overrides: Sequence[str] = (), name: str = ""
 
 
 def load_several(path: Path | None, name: str = "") -> list[tuple[Experiment, dict[str, Any]]]:
-    """Read every experiment of a file, with its settings of [study]; what stands above them holds for all."""
+    """Read every experiment of a file with its [study] settings. Settings at the top of the file are shared."""
     values = read_toml(path) if path else {}
-    shared, each = values.pop("study", {}), values.pop("experiments", [{}])
-    found = []
-    for own in each:
+    shared, experiments = values.pop("study", {}), values.pop("experiments", [{}])
+    loaded = []
+    for own in experiments:
         study = shared | own.pop("study", {})
         named = own.pop("preset", values.get("preset", ""))
         common = {key: value for key, value in values.items() if key != "preset"}
-        found.append((check(merge(merge(preset(name or named), common), own)), study))
-    return found
+        loaded.append((check(merge(merge(preset(name or named), common), own)), study))
+    return loaded
 
 
 def resolve_fractions(experiment: Experiment) -> Experiment:
-    """Fill in the fractions at which heads are trained (default: the smallest); fine-tuning reaches them, too."""
+    """Fill in the fractions at which heads are trained, and add them to those of fine-tuning."""
     head_fractions = experiment.head_fractions or [min(experiment.fractions)]
     fractions = sorted({*experiment.fractions, *head_fractions})
     return replace(experiment, head_fractions=head_fractions, fractions=fractions)
@@ -185,12 +189,12 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def apply(experiment: Experiment, overrides: Sequence[str]) -> Experiment:
-    """Lay "key=value" settings over an experiment, and check the result."""
+    """Apply "key=value" settings to an experiment, and check the result."""
     return check(overlay(experiment, overrides))
 
 
 def overlay(default: T, overrides: Sequence[str]) -> T:
-    """Lay "key=value" settings over a dataclass."""
+    """Apply "key=value" settings to a dataclass."""
     for override in overrides:
         key, _, value = override.partition("=")
         if not value:
@@ -209,7 +213,7 @@ def overlay(default: T, overrides: Sequence[str]) -> T:
 
 
 def merge(default: T, values: dict[str, Any], where: str = "") -> T:
-    """Return `default` with `values` laid over it; refuse a key or a type it does not know."""
+    """Return a copy of a dataclass with other values. An unknown key or a value of another type is an error."""
     if isinstance(default, Experiment):
         values = upgrade_settings(values, announce=True)
     changes = {}
@@ -231,17 +235,17 @@ def merge(default: T, values: dict[str, Any], where: str = "") -> T:
 
 
 def _list_of(kind: type, value: Any, name: str) -> list[Any]:
-    """Accept a list of `kind`, or one value for a list of one."""
+    """Return a list of `kind`; a single value becomes a list."""
     values = value if isinstance(value, list) else [value]
-    values = [float(each) if kind is float and type(each) is int else each for each in values]
-    for each in values:
-        if type(each) is not kind:
-            raise BertVisionError(f"{name} must be a list of {kind.__name__}, got {each!r} in it.")
+    values = [float(entry) if kind is float and type(entry) is int else entry for entry in values]
+    for entry in values:
+        if type(entry) is not kind:
+            raise BertVisionError(f"{name} must be a list of {kind.__name__}, got {entry!r} in it.")
     return values
 
 
 def check(experiment: Experiment) -> Experiment:
-    """Refuse values no step could use; contradictions are found where the values meet."""
+    """Raise an error for values that no step can use. Contradictions between values are found by the steps."""
     for name, optim in (("finetune", experiment.finetune), ("train", experiment.train)):
         lookup(dict.fromkeys(SCHEDULES), optim.schedule, f"{name}.schedule")
         if (
@@ -250,17 +254,25 @@ def check(experiment: Experiment) -> Experiment:
             or optim.batch_size < 0
             or optim.learning_rate < 0
         ):
-            raise BertVisionError(f"[{name}] needs epochs > 0, accumulate >= 1, batch_size >= 0, learning_rate >= 0.")
+            raise BertVisionError(
+                f"[{name}] needs epochs > 0, gradient_accumulation_steps >= 1, batch_size >= 0, learning_rate >= 0."
+            )
     lookup(dict.fromkeys(PRECISIONS), experiment.precision, "precision")
     epochs = experiment.fractions + experiment.head_fractions
     if not experiment.fractions or not all(0 <= fraction < math.inf for fraction in epochs):
         raise BertVisionError(f"fractions must be epochs, 0 or more, got {experiment.fractions}.")
-    if not 0 < experiment.data.validation < 1:
-        raise BertVisionError(f"data.validation must lie between 0 and 1, got {experiment.data.validation}.")
+    if not 0 < experiment.data.validation_fraction < 1:
+        raise BertVisionError(
+            f"data.validation_fraction must lie between 0 and 1, got {experiment.data.validation_fraction}."
+        )
     if experiment.store.shard_megabytes <= 0:
         raise BertVisionError(
             f"store.shard_megabytes must be megabytes, more than 0, got {experiment.store.shard_megabytes}."
         )
-    if not 0 < experiment.data.shard <= 1:
-        raise BertVisionError(f"data.shard must lie above 0 and be at most 1, got {experiment.data.shard}.")
+    for name, fraction in [
+        ("data.train_fraction", experiment.data.train_fraction),
+        ("label_fraction", experiment.label_fraction),
+    ]:
+        if not 0 < fraction <= 1:
+            raise BertVisionError(f"{name} must be above 0 and at most 1, got {fraction:g}.")
     return experiment

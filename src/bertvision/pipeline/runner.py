@@ -7,7 +7,7 @@ Each step is skipped if its result is already on disk:
         <fraction>/encoder/         the fine-tuned encoder, with BERT's own head
         <fraction>/bert-<8 hex>/    a run: BERT's own predictions
         <fraction>/<head>-<8 hex>/  a run: a head, a control or an ensemble
-        results-<8 hex>.json, .md   the comparison
+        results-<8 hex>.json        the comparison
 """
 
 import logging
@@ -19,13 +19,14 @@ from typing import Any
 
 from bertvision import distributed
 from bertvision.errors import BertVisionError
-from bertvision.files import value_hash, write_json
-from bertvision.pipeline.data import ExperimentData, load_data
-from bertvision.pipeline.evaluation import bert_run, ensemble
-from bertvision.pipeline.experiment import Experiment, make, merge, resolve_fractions
-from bertvision.pipeline.finetuning import finetune, open_checkpoint
-from bertvision.pipeline.head_training import train_heads
-from bertvision.runs import Run
+from bertvision.files import write_json
+from bertvision.pipeline import cache_keys
+from bertvision.pipeline.data import ExperimentData, prepare
+from bertvision.pipeline.evaluation import ensemble, evaluate
+from bertvision.pipeline.experiment import Experiment, make, merge
+from bertvision.pipeline.finetuning import Checkpoint, CheckpointSet, finetune, finetune_tasks, open_checkpoint
+from bertvision.pipeline.head_training import bert_output, heads_and_controls, outputs_at, train_heads
+from bertvision.runs import Run, is_finished
 
 logger = logging.getLogger(__name__)
 
@@ -67,35 +68,99 @@ def run(experiment: Experiment | None = None, *, root: str | Path = "runs", **se
             f"Give an experiment or settings, not both; got an experiment and {', '.join(settings)}. "
             "dataclasses.replace changes the settings of an experiment."
         )
-    data = load_data(resolve_fractions(experiment or make(**settings)))
+    return run_data(prepare(experiment or make(**settings)), Path(root))
+
+
+def run_data(data: ExperimentData, root: Path, *, start: Run | None = None) -> ExperimentResult:
+    """Run the experiment of data that is already loaded. With `start`, heads are initialised with that run's head."""
     counts = [len(split.examples) for split in (data.train, data.validation, data.dev)]
     logger.info(
         f"{data.task.name}: {counts[0]:,} rows to train on, {counts[1]:,} to choose on, {counts[2]:,} to score, "
         f"from {data.source}."
     )
-    checkpoints = finetune(data, Path(root))
-    runs: list[Run] = []
-    best: Run | None = None
-    for fraction in checkpoints.fractions:
-        checkpoint = open_checkpoint(data, checkpoints, fraction)
-        trained = train_heads(data, checkpoint) if fraction in data.experiment.head_fractions else []
-        bert = bert_run(data, checkpoint)
-        runs += [bert, *trained]
-        if trained:
-            best = choose_best(trained)
-            methods = ["mean"] if data.task.outputs == 1 else data.experiment.ensembles
-            runs += [ensemble(data, checkpoint.directory, [bert, best], how) for how in methods]
-    best = best or max(runs, key=lambda run: run.validation_score)
-    return _write_result(data, runs, best, checkpoints.directory)
-
-
-def _write_result(data: ExperimentData, runs: list[Run], best: Run, directory: Path) -> ExperimentResult:
-    key = value_hash([str(run.directory.relative_to(directory)) for run in runs])
-    result = ExperimentResult(runs, best, directory / f"results-{key}.json")
+    checkpoints = finetune(data, root)
+    runs = runs_of(data, checkpoints, with_ensembles=True, start=start)
+    trained = [run for run in runs if run.kind in ("head", "control")]
+    last = [run for run in trained if run.record.fraction == max(data.experiment.head_fractions)]
+    best = choose_best(last) if last else max(runs, key=lambda run: run.validation_score)
+    result = ExperimentResult(runs, best, cache_keys.results_file(checkpoints.directory, runs))
     if distributed.is_main_process():
         values = {"experiment": data.experiment.to_dict(), "source": data.source, "rows": result.to_rows()}
         write_json(result.file, values)
     return result
+
+
+def run_multitask(experiments: Sequence[Experiment], root: Path) -> dict[str, list[Run]]:
+    """Fine-tune one encoder on several tasks, and train heads for each task on it; return the runs by task."""
+    return {
+        data.task.name: runs_of(data, checkpoints)
+        for data, checkpoints in finetune_multitask([prepare(experiment) for experiment in experiments], root)
+    }
+
+
+def finetune_multitask(members: Sequence[ExperimentData], root: Path) -> list[tuple[ExperimentData, CheckpointSet]]:
+    """Fine-tune one encoder on several tasks; return each task's data with its checkpoints."""
+    names = [member.task.name for member in members]
+    if members[0].experiment.checkpoints_given or len(set(names)) < len(names) or len(names) < 2:
+        raise BertVisionError(f"A shared encoder needs two or more different tasks to be fine-tuned on, got {names}.")
+    return list(zip(members, finetune_tasks(members, root), strict=True))
+
+
+def runs_of(
+    data: ExperimentData, checkpoints: CheckpointSet, *, with_ensembles: bool = False, start: Run | None = None
+) -> list[Run]:
+    """Return the runs of all fractions: BERT, heads and controls, and ensembles of BERT with the best head."""
+    runs: list[Run] = []
+    for fraction in checkpoints.fractions:
+        checkpoint = open_checkpoint(data, checkpoints, fraction)
+        if fraction not in data.experiment.head_fractions:
+            runs.append(bert_run(data, checkpoint))
+            continue
+        bert, *trained = checkpoint_runs(data, checkpoint, start=start)
+        runs += [bert, *trained]
+        if with_ensembles and trained:
+            methods = ["mean"] if data.task.outputs == 1 else data.experiment.ensembles
+            best = choose_best(trained)
+            runs += [ensemble(data, checkpoint.directory, [bert, best], method) for method in methods]
+    return runs
+
+
+def bert_run(data: ExperimentData, checkpoint: Checkpoint) -> Run:
+    """Return the run of BERT itself at a checkpoint."""
+    directory = checkpoint.directory / cache_keys.bert_run(data)
+    return Run(directory) if is_finished(directory) else evaluate(data, checkpoint, bert_output(data, checkpoint))
+
+
+def checkpoint_runs(data: ExperimentData, checkpoint: Checkpoint, *, start: Run | None = None) -> list[Run]:
+    """Return the runs of BERT, of every head and of every control at a checkpoint; train those that are missing.
+
+    Heads whose training diverged are left out. With `start`, heads are initialised with the head of that run.
+    """
+    kinds = heads_and_controls(data)
+    directories = {
+        config: checkpoint.directory / cache_keys.head_run(data, checkpoint, config, start) for config in kinds
+    }
+    missing = {config: kind for config, kind in kinds.items() if not is_finished(directories[config])}
+    if missing:
+        # If the process was killed between the first and the last evaluation, the saved training is of all heads.
+        if distributed.broadcast_decision(cache_keys.head_resume_file(data, checkpoint, list(kinds), start).exists()):
+            missing = kinds
+        for output in train_heads(data, checkpoint, missing, start):
+            if not is_finished(checkpoint.directory / output.directory):
+                evaluate(data, checkpoint, output)
+        if distributed.is_main_process():
+            cache_keys.head_resume_file(data, checkpoint, list(missing), start).unlink(missing_ok=True)
+    trained = [Run(directory) for directory in directories.values() if is_finished(directory)]
+    return [bert_run(data, checkpoint), *trained]
+
+
+def evaluate_at(data: ExperimentData, runs: Sequence[Run], checkpoint: Checkpoint) -> list[Run]:
+    """Evaluate trained heads on the hidden states of another checkpoint. Decoding settings are tuned there again."""
+    directories = [checkpoint.directory / cache_keys.evaluated_run(data, run) for run in runs]
+    missing = [run for run, directory in zip(runs, directories, strict=True) if not is_finished(directory)]
+    for output in outputs_at(data, checkpoint, missing):
+        evaluate(data, checkpoint, output)
+    return [Run(directory) for directory in directories]
 
 
 def choose_best(runs: Sequence[Run]) -> Run:

@@ -1,4 +1,4 @@
-"""Open the hidden states of a split: in memory, computed in every epoch, or from a store."""
+"""The hidden states of a split from the source that suits: in memory, computed in every epoch, or a store."""
 
 import logging
 import os
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bertvision import distributed
+from bertvision import distributed, memory
 from bertvision.errors import BertVisionError, lookup
 from bertvision.files import write_error
 from bertvision.states.batch_plan import BatchPlan
@@ -31,13 +31,14 @@ from bertvision.types import Batch, Batches, StateView
 logger = logging.getLogger(__name__)
 
 MEMORY = 2 * 1024**3
-"""Bytes of states a split may take: on two cores, about as many as are computed again in a minute after a crash."""
-TRIAL = 3.0  # seconds of streaming that are measured, at most
+"""The size of hidden states that are held in memory. Two cores compute as many in about a minute after a crash."""
+TRIAL = 3.0
+"""The longest measurement of computing hidden states, in seconds."""
 TRIAL_BYTES = 512 * 1024**2
 MODES = {
-    "auto": "in memory if they are few; else whichever of the next two a short trial finds faster",
+    "auto": "in memory if they are few, else computed or stored, whichever is faster in a short trial",
     "memory": "computed once and held in memory",
-    "stream": "computed anew in every epoch",
+    "stream": "computed in every epoch",
     "store": "computed once and kept on disk",
 }
 
@@ -59,7 +60,7 @@ class StateRequest:
     epochs: float
     """How many times the hidden states will be read."""
 
-    def found(self) -> Store | None:
+    def find_store(self) -> Store | None:
         """Open a finished store that holds these hidden states, at `path` or beside it.
 
         A store at `path` with other hidden states is an error.
@@ -108,71 +109,71 @@ class StateRequest:
 
 def open_states(
     mode: str,
-    wanted: StateRequest,
+    request: StateRequest,
     tokens: TokenBatches,
     dtype: torch.dtype = torch.float32,
 ) -> Batches:
     """Return the hidden states in the order of `tokens`, from the source that `mode` (see MODES) names."""
     lookup(MODES, mode, "source of states")
-    source, device = wanted.source, wanted.source.device
-    needed = size(wanted.rows.lengths, source.view, wanted.width, dtype)
-    free = _free_memory()
+    source, device = request.source, request.source.device
+    needed = size(request.rows.lengths, source.view, request.width, dtype)
+    free = memory.free_memory()
     few = distributed.broadcast_decision(needed <= min(MEMORY, free // 2))
     if mode == "memory" and needed > free:
         raise BertVisionError(
             f"The states take {needed / 1e9:.1f} GB, but {free / 1e9:.1f} GB of memory are free. "
             "Use --states store or stream."
         )
-    store = wanted.found() if mode in ("auto", "store") else None
+    store = request.find_store() if mode in ("auto", "store") else None
     if store is None:
         if mode == "memory" or (mode == "auto" and few):
-            return InMemoryStates(read_into_memory(source, source.tokens.plan, dtype=dtype), wanted.rows, tokens.plan)
+            return InMemoryStates(read_into_memory(source, source.tokens.plan, dtype=dtype), request.rows, tokens.plan)
         if mode == "stream" or (
-            mode == "auto" and not distributed.broadcast_decision(_storing_is_faster(wanted, tokens.plan))
+            mode == "auto" and not distributed.broadcast_decision(_storing_is_faster(request, tokens.plan))
         ):
             return source.over(tokens)
-        store = wanted.store()
+        store = request.store()
     stored = StoredStates(store, tokens.plan, source.view, dtype=dtype, device=device)
     if mode == "store" or not few:  # a store may have been requested because memory is short
         return stored
     return InMemoryStates(read_into_memory(stored, source.tokens.plan, dtype=dtype), store.row_table, tokens.plan)
 
 
-def _storing_is_faster(wanted: StateRequest, plan: BatchPlan) -> bool:
+def _storing_is_faster(request: StateRequest, plan: BatchPlan) -> bool:
     """Measure computing and reading for a few seconds; log which is chosen and why."""
-    layout = wanted.layout()
+    layout = request.layout()
     gigabytes = f"{layout.bytes / 1e9:.1f} GB"
-    directory = next(folder for folder in (wanted.path, *wanted.path.parents) if folder.is_dir())
+    directory = next(folder for folder in (request.path, *request.path.parents) if folder.is_dir())
     if shutil.disk_usage(directory).free < 1.05 * layout.bytes:
         logger.info(f"Streaming the states: a store of them would take {gigabytes}, and the disk has less free.")
         return False
     try:
-        streaming, reading = measure(wanted, plan, directory)
+        streaming, reading = measure(request, plan, directory)
     except OSError as error:
         raise write_error(directory, error) from error
-    rows, epochs = wanted.rows.lengths.size, wanted.epochs
+    rows, epochs = request.rows.lengths.size, request.epochs
     streamed, stored = epochs * rows / streaming, rows / streaming + epochs * rows / reading
     better = stored < streamed
     logger.info(
         f"{'Storing' if better else 'Streaming'} the states: {epochs:g} epochs take about {_clock(stored)} with a "
-        f"store of {gigabytes} ({wanted.type}, {reading:,.0f} examples/s), {_clock(streamed)} computed each time "
+        f"store of {gigabytes} ({request.type}, {reading:,.0f} examples/s), {_clock(streamed)} computed each time "
         f"({streaming:,.0f} examples/s)."
-        + (f" The store stays at {wanted.path} until `bertvision store remove` deletes it." if better else "")
+        + (f" The store stays at {request.path} until `bertvision store remove` deletes it." if better else "")
     )
     return better
 
 
-def measure(wanted: StateRequest, plan: BatchPlan, directory: Path) -> tuple[float, float]:
+def measure(request: StateRequest, plan: BatchPlan, directory: Path) -> tuple[float, float]:
     """Return examples/s computed, and examples/s read from a small store that is not in the page cache."""
-    batches, began, held = [], 0.0, 0
-    for batch in wanted.source.read(plan(0)):
+    batches, began, num_bytes = [], 0.0, 0
+    for batch in request.source.read(plan(0)):
         batch = batch.to(torch.device("cpu"))
         if not batches:
-            began = time.perf_counter()  # the first warms up
+            began = time.perf_counter()  # the first batch warms up
         batches.append(batch)
         assert isinstance(batch.inputs, Tensor)
-        held += batch.inputs.nbytes
-        if len(batches) > 1 and (time.perf_counter() - began > TRIAL or held > TRIAL_BYTES):
+        num_bytes += batch.inputs.nbytes
+        if len(batches) > 1 and (time.perf_counter() - began > TRIAL or num_bytes > TRIAL_BYTES):
             break
     seconds = max(time.perf_counter() - began, 1e-9)
     streaming = sum(len(batch.rows) for batch in batches[1:] or batches) / seconds
@@ -180,9 +181,9 @@ def measure(wanted: StateRequest, plan: BatchPlan, directory: Path) -> tuple[flo
     lengths = np.concatenate([batch.attention_mask.sum(dim=1).cpu().numpy() for batch in batches])
     rows = RowTable(lengths=lengths, labels=np.zeros(len(lengths)), ids=[str(i) for i in range(len(lengths))])
     with tempfile.TemporaryDirectory(dir=directory, prefix=".trial-") as folder:
-        one = 2**60  # shard: the sample does not look at which rows are asked for
-        options = WriteOptions(type=wanted.type, shard=one)
-        store = write(Path(folder) / "store", sample, rows, {}, wanted.width, options)
+        # One shard, because the sample yields its batches whatever rows are requested.
+        options = WriteOptions(type=request.type, shard=2**60)
+        store = write(Path(folder) / "store", sample, rows, {}, request.width, options)
         drop_cache(store.path)
         began = time.perf_counter()
         for _ in StoredStates(store, BatchPlan(lengths, plan.batch_size)).epoch(0):
@@ -219,10 +220,3 @@ def drop_cache(path: Path) -> None:
 
 def _clock(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
-
-
-def _free_memory() -> int:
-    """Return the available memory in bytes."""
-    import psutil
-
-    return int(psutil.virtual_memory().available)

@@ -1,18 +1,14 @@
-"""The hidden states of a split at a checkpoint: what a store of them must hold, and where it is."""
-
-from pathlib import Path
-from typing import Any
+"""The hidden states of a split at a fine-tuning checkpoint."""
 
 import numpy as np
 import torch
 
 from bertvision import memory
-from bertvision.encoders import tokenizer_hash
-from bertvision.files import value_hash
-from bertvision.pipeline.data import ExperimentData, Split, fingerprint
+from bertvision.pipeline import cache_keys
+from bertvision.pipeline.data import ExperimentData, Split
 from bertvision.pipeline.finetuning import Checkpoint
 from bertvision.pipeline.state_requests import StateRequest, open_states
-from bertvision.states import RowTable, TokenBatches, view_to_manifest
+from bertvision.states import RowTable, TokenBatches
 from bertvision.types import Batches, StateView
 
 
@@ -24,43 +20,40 @@ def states(
     tokens: TokenBatches,
     dtype: torch.dtype = torch.float32,
 ) -> Batches:
-    """Return the states of a split in the order of `tokens`: kept, streamed or stored."""
-    wanted = state_request(data, checkpoint, name, view)
+    """Return the hidden states of a split in the order of `tokens`: in memory, computed when read, or from a store.
+
+    Args:
+        data: The data and its configuration.
+        checkpoint: The fine-tuned encoder.
+        name: The split: "train", "validation" or "dev".
+        view: Which hidden states to read.
+        tokens: The rows, in the order of training or of prediction.
+        dtype: The type of the tensors.
+    """
+    request = state_request(data, checkpoint, name, view)
     mode = data.experiment.states
-    if name == "dev" and mode in ("auto", "store") and not wanted.found():
-        mode = "stream"  # it is read once
-    found = open_states(mode, wanted, tokens, dtype)
+    if name == "dev" and mode in ("auto", "store") and not request.find_store():
+        mode = "stream"  # dev is read once
+    batches = open_states(mode, request, tokens, dtype)
     memory.trim_memory()
-    return found
+    return batches
+
+
+def held_out_states(data: ExperimentData, checkpoint: Checkpoint, name: str, view: StateView) -> Batches:
+    """Return the hidden states of a held-out split in a fixed order."""
+    return states(data, checkpoint, name, view, data.ordered(data.held_out[name]))
 
 
 def stored_lengths(split: Split, view: StateView) -> np.ndarray:
-    """Tokens to be stored of each row."""
+    """Return the number of tokens to store of each row."""
     return np.ones(len(split.features), dtype=np.int64) if view.first_token_only else split.features.lengths
 
 
 def state_request(data: ExperimentData, checkpoint: Checkpoint, name: str, view: StateView) -> StateRequest:
-    """Describe the states of a split."""
+    """Describe the hidden states of a split: how to compute them, and which store holds them."""
     split: Split = getattr(data, name)
-    experiment, features = data.experiment, split.features
-    identity: dict[str, Any] = {
-        "backbone": checkpoint.encoder_hash,
-        "tokenizer": tokenizer_hash(data.tokenizer),
-        "task": data.task.name,
-        "split": name,
-        "data": fingerprint(split),
-        "max_tokens": data.max_tokens,
-        "precision": experiment.precision,
-    }
-    if features.second_text_starts is not None:
-        identity["texts"] = 2
-    if view.pooler_output:
-        identity["pooler"] = value_hash([tensor.tolist() for tensor in checkpoint.last.state_dict().values()])
-    stored = view_to_manifest(view)
-    key = value_hash(
-        [identity, {"layers": stored["layers"], "pooled": stored["pooled"], "first": view.first_token_only}]
-    )
-    place = Path(experiment.store.directory) if experiment.store.directory else checkpoint.directory / "states"
+    features, store = split.features, data.experiment.store
+    identity = cache_keys.states_identity(data, checkpoint, name, view)
     return StateRequest(
         source=checkpoint.stream(data.ordered(split), view),
         rows=RowTable(
@@ -68,11 +61,12 @@ def state_request(data: ExperimentData, checkpoint: Checkpoint, name: str, view:
             labels=features.labels,
             ids=features.ids,
             second_text_starts=features.second_text_starts,
+            weights=features.weights,
         ),
         width=checkpoint.encoder.hidden_size,
-        path=place / (name if experiment.store.directory else f"{name}-{experiment.store.dtype}-{key}"),
+        path=cache_keys.states_directory(data, checkpoint, name, view, identity),
         identity=identity,
-        type=experiment.store.dtype,
-        shard=int(experiment.store.shard_megabytes * 2**20),
-        epochs=data.heads.epochs,
+        type=store.dtype,
+        shard=int(store.shard_megabytes * 2**20),
+        epochs=data.config.head_training.epochs,
     )

@@ -42,13 +42,13 @@ class Format:
 
 def _plain(dtype: torch.dtype, summary: str) -> Format:
     def encode(x: Tensor) -> tuple[Tensor, ...]:
-        found = x.to(dtype)
-        if not torch.isfinite(found).all():
+        rounded = x.to(dtype)
+        if not torch.isfinite(rounded).all():
             raise BertVisionError(
                 f"A hidden state is too large for {str(dtype).removeprefix('torch.')}, or not a number: the largest is "
                 f"{x.abs().max():g}. Use bfloat16, int8 or float32, unless the encoder is damaged."
             )
-        return (found,)
+        return (rounded,)
 
     def decode(parts: Sequence[Tensor], out: Tensor) -> None:
         out.copy_(parts[0])

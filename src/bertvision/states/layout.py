@@ -160,10 +160,10 @@ def seal(manifest: dict[str, Any]) -> bytes:
     return canonical(manifest | {"checksum": hashlib.sha256(canonical(manifest)).hexdigest()})
 
 
-def differences(asked: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+def differences(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> str:
     """Return a description of the differences, empty if there are none."""
-    keys = [key for key in asked if asked[key] != found.get(key)]
-    return "; ".join(f"{key} is {short(found.get(key))} instead of {short(asked[key])}" for key in keys)
+    keys = [key for key in expected if expected[key] != actual.get(key)]
+    return "; ".join(f"{key} is {short(actual.get(key))} instead of {short(expected[key])}" for key in keys)
 
 
 def short(value: Any) -> str:

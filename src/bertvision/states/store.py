@@ -212,7 +212,7 @@ class Store:
         longest = hidden.shape[2]
         # Row by row, so that decoded states are still in the CPU cache when they are rounded.
         exact = None if hidden.dtype == torch.float32 else torch.empty(hidden.shape[1:], device=hidden.device)
-        for here, row, tokens in zip(hidden, data, lengths, strict=True):
+        for target, row, tokens in zip(hidden, data, lengths, strict=True):
             parts, at, seen = [], 0, min(tokens, longest)
             for part in form.parts:
                 wide = part.width(width)
@@ -220,7 +220,7 @@ class Store:
                 states = row[at:end].view(part.dtype).view(channels, tokens, wide)[:, :seen]
                 parts.append(states if view.num_channels == channels else states[positions])
                 at = end
-            form.decode(parts, (here if exact is None else exact)[:, :seen])
+            form.decode(parts, (target if exact is None else exact)[:, :seen])
             if exact is not None:
-                here[:, :seen] = exact[:, :seen]
-            here[:, seen:] = 0
+                target[:, :seen] = exact[:, :seen]
+            target[:, seen:] = 0

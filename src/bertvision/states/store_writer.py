@@ -84,7 +84,10 @@ def write(
     width: int,
     options: WriteOptions | None = None,
 ) -> Store:
-    """Write the missing shards of a store; return the finished store. A shard is the same whoever computes it."""
+    """Write the missing shards of a store; return the finished store.
+
+    The bytes of a shard do not depend on the process that computes it, nor on the other shards.
+    """
     path, options = Path(path), options or WriteOptions()
     lookup(FORMATS, options.type, "type of stored states")
     if not rows.ids:
@@ -167,12 +170,14 @@ def _begin(path: Path, header: dict[str, Any], row_bytes: bytes) -> None:
     """Write the header of a new store, or check that an unfinished store has the same header."""
     begun, old = (path / UNFINISHED).is_file(), leftovers(path)
     if begun:
-        found = read_json(path / UNFINISHED, "beginning of a store")
-        _require_same(path, "the beginning of another store", found, header)
+        begun_header = read_json(path / UNFINISHED, "header of an unfinished store")
+        _require_same(path, "another unfinished store", begun_header, header)
     elif path.exists():
-        strangers = [file.name for file in path.iterdir() if file.name != ROWS and file not in old]
-        if strangers:
-            raise BertVisionError(f"{path} is no store, and it is not empty ({strangers[0]}). Choose another place.")
+        others = [file.name for file in path.iterdir() if file.name != ROWS and file not in old]
+        if others:
+            raise BertVisionError(
+                f"{path} is not a store, and it is not empty (it holds {others[0]}). Choose another directory."
+            )
     for leftover in old:
         leftover.unlink()
     require_space(path, len(row_bytes), "The list of rows")
@@ -183,15 +188,16 @@ def _begin(path: Path, header: dict[str, Any], row_bytes: bytes) -> None:
             file.write(canonical(header))
 
 
-def _require_same(path: Path, what: str, found: Any, header: Mapping[str, Any]) -> None:
+def _require_same(path: Path, what: str, existing: Any, header: Mapping[str, Any]) -> None:
+    """Raise an error unless the header of an existing store is the one of the store to be written."""
     try:
-        asked, there = ({"version": m["version"], **m["identity"], **m["layout"]} for m in (header, found))
-        wrong = differences(asked, there) or ("" if found["rows"] == header["rows"] else "it has other rows")
+        new, old = ({"version": m["version"], **m["identity"], **m["layout"]} for m in (header, existing))
+        reason = differences(new, old) or ("" if existing["rows"] == header["rows"] else "it has other rows")
     except (KeyError, TypeError):
-        wrong = f"{UNFINISHED} is damaged"
-    if wrong:
+        reason = f"{UNFINISHED} is damaged"
+    if reason:
         raise BertVisionError(
-            f"{path} holds {what}: {wrong}. Remove it (`bertvision store remove`), or choose another place."
+            f"{path} holds {what}: {reason}. Remove it (`bertvision store remove`), or choose another directory."
         )
 
 

@@ -32,6 +32,8 @@ class Example:
     """A class index, a score, or for spans a tuple of correct answers (empty: none). None if unlabelled."""
     group: str = ""
     """Examples that must stay in the same split (a SQuAD article) or are scored separately (MNLI mismatched)."""
+    weight: float = 1.0
+    """The weight of the example in training."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,8 @@
-"""Calibration of probabilities: Platt scaling and the expected calibration error."""
+"""Calibration of probabilities: Platt scaling, temperature scaling and the expected calibration error."""
 
 import numpy as np
+from scipy.optimize import minimize_scalar
+from scipy.special import log_softmax
 from sklearn.linear_model import LogisticRegression
 
 BINS = 15
@@ -16,6 +18,19 @@ def fit_scale(margins: np.ndarray, truth: np.ndarray) -> tuple[float, float]:
     slope, bias = float(fitted.coef_[0, 0]), float(fitted.intercept_[0])
     # A negative slope would reverse the order of the margins, so the base rate is returned instead.
     return (slope, bias) if slope > 0 else constant
+
+
+def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
+    """Return the temperature between 0.05 and 20 with the smallest cross-entropy of logits / temperature.
+
+    logits (N, C), labels (N,)
+    """
+    rows, logits = np.arange(len(labels)), logits.astype(np.float64)
+
+    def cross_entropy(log_temperature: float) -> float:
+        return -float(log_softmax(logits / np.exp(log_temperature), axis=1)[rows, labels].mean())
+
+    return float(np.exp(minimize_scalar(cross_entropy, bounds=(-3.0, 3.0), method="bounded").x))  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def sigmoid(margins: np.ndarray | float) -> np.ndarray:

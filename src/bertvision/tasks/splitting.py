@@ -78,6 +78,13 @@ def draw_groups(groups: np.ndarray, count: int, seed: int) -> np.ndarray:
     return np.flatnonzero(np.isin(groups, chosen))
 
 
+def draw_whole_groups(strata: np.ndarray, groups: np.ndarray, share: float, seed: int) -> np.ndarray:
+    """Draw about a share of the positions, by whole groups. A group belongs to the stratum of its first position."""
+    _, first = np.unique(groups, return_index=True)
+    chosen = draw(strata[first], count_of(share, len(first)), seed, leave=1)
+    return np.flatnonzero(np.isin(groups, groups[first[chosen]]))
+
+
 def count_of(share: float, examples: int) -> int:
     """Return `share` of a number of examples: at least one, and not all."""
     if not 0 < share < 1:

@@ -4,7 +4,7 @@ import logging
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -14,11 +14,12 @@ from scipy.special import softmax
 from torch import Tensor
 
 from bertvision.tasks.base import DataSource, Example, Task, check_answers, rows_in_order, weighted_mean
+from bertvision.tasks.calibration import fit_temperature
 from bertvision.tasks.encoding import encode_texts
 from bertvision.tasks.kinds import register_task_kind
 from bertvision.tasks.metrics import METRICS
 from bertvision.tasks.reading import Table, read_table, read_tsv
-from bertvision.tasks.splitting import count_of, draw, quantile_bins, split_at, strata_of
+from bertvision.tasks.splitting import count_of, draw, draw_whole_groups, quantile_bins, split_at, strata_of
 from bertvision.tasks.user_files import UserFiles, arguments_from_dict
 from bertvision.types import Features, Predictions
 
@@ -56,6 +57,13 @@ class TextTask(Task):
     learning_rate: float = 2e-5
     batch_size: int = 32
     data_source: DataSource | None = None
+    calibrated: bool = False
+    """Whether probabilities are calibrated by a temperature, which is fitted on validation examples."""
+    keep_groups: bool = False
+    """Whether examples of a group, and examples with the same texts, stay together when validation is split off."""
+    label_mean: float = 0.0
+    label_scale: float = 1.0
+    """For regression: the encoder and heads learn (label - label_mean) / label_scale."""
     per_token: bool = field(default=False, init=False)
     outputs: int = field(init=False)
     primary: str = field(init=False)
@@ -134,6 +142,9 @@ class TextTask(Task):
         self, examples: Sequence[Example], share: float, seed: int
     ) -> tuple[list[Example], list[Example]]:
         """Split training examples into (train, validation), stratified."""
+        if self.keep_groups:
+            groups = strata_of([example.group or example.texts for example in examples])
+            return split_at(examples, draw_whole_groups(self.strata(examples), groups, share, seed))
         return split_at(examples, draw(self.strata(examples), count_of(share, len(examples)), seed, leave=1))
 
     def split_dev(self, examples: Sequence[Example]) -> tuple[list[Example], list[Example]]:
@@ -144,7 +155,10 @@ class TextTask(Task):
 
     def encode(self, examples: Sequence[Example], tokenizer: Any, max_tokens: int) -> Features:
         """Tokenize examples. The longer text of a pair is truncated first."""
-        return encode_texts(examples, tokenizer, max_tokens, np.int64 if self.classes else np.float32)
+        features = encode_texts(examples, tokenizer, max_tokens, np.int64 if self.classes else np.float32)
+        if self.classes or (self.label_mean, self.label_scale) == (0.0, 1.0):
+            return features
+        return replace(features, labels=(features.labels - np.float32(self.label_mean)) / np.float32(self.label_scale))
 
     def loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor, weights: Tensor | None = None) -> Tensor:
         """Return the cross-entropy, or for regression the mean squared error. logits (B, C), labels (B,)"""
@@ -158,8 +172,21 @@ class TextTask(Task):
     def decode(self, predictions: Predictions, features: Features, settings: Mapping[str, float]) -> dict[str, Any]:
         """Return a class index or a score per example."""
         logits = predictions.logits[rows_in_order(predictions, features)]
-        values = logits.argmax(axis=1).tolist() if self.classes else logits[:, 0].tolist()
+        values = logits.argmax(axis=1).tolist() if self.classes else self.scores(logits).tolist()
         return dict(zip(features.example_ids, values, strict=True))
+
+    def scores(self, logits: np.ndarray) -> np.ndarray:
+        """Return the scores of a regression, on the scale of the labels. (N,)"""
+        return logits[:, 0] * np.float32(self.label_scale) + np.float32(self.label_mean)
+
+    def fit_decoding(
+        self, predictions: Predictions, features: Features, examples: Sequence[Example]
+    ) -> dict[str, float]:
+        """Fit the temperature of the probabilities."""
+        if not self.calibrated or not self.classes:
+            return {}
+        logits = predictions.logits[rows_in_order(predictions, features)]
+        return {"temperature": fit_temperature(logits, features.labels)}
 
     def format_answers(
         self, predictions: Predictions, features: Features, settings: Mapping[str, float]
@@ -167,9 +194,11 @@ class TextTask(Task):
         """Return {"label", "probability", "probabilities"} or {"score"} per example."""
         logits = predictions.logits[rows_in_order(predictions, features)]
         if not self.classes:
-            return {id: {"score": float(row[0])} for id, row in zip(features.example_ids, logits, strict=True)}
+            scores = self.scores(logits).tolist()
+            return {id: {"score": score} for id, score in zip(features.example_ids, scores, strict=True)}
         answers = {}
-        for id, row in zip(features.example_ids, softmax(logits.astype(np.float64), axis=1).tolist(), strict=True):
+        probabilities_by_row = softmax(logits.astype(np.float64) / settings.get("temperature", 1.0), axis=1).tolist()
+        for id, row in zip(features.example_ids, probabilities_by_row, strict=True):
             best = max(range(len(row)), key=row.__getitem__)
             probabilities = dict(zip(self.classes, row, strict=True))
             answers[id] = {"label": self.classes[best], "probability": row[best], "probabilities": probabilities}
@@ -205,6 +234,8 @@ class TextTask(Task):
             description["header"] = list(self.header)
         if self.text_names != self.texts:
             description["text_names"] = list(self.text_names)
+        if not self.classes and (self.label_mean, self.label_scale) != (0.0, 1.0):
+            description |= {"label_mean": self.label_mean, "label_scale": self.label_scale}
         return description | {"own": vars(self.data_source) if isinstance(self.data_source, UserFiles) else None}
 
     @classmethod

@@ -17,7 +17,7 @@ from bertvision.lab.searches.optuna_study import pruning_thresholds
 from bertvision.lab.searches.space import CANDIDATES, BertSpace, check_space, default_trial, suggest_settings
 from bertvision.lab.searches.trials import TrialRunner
 from bertvision.pipeline import experiment as config
-from bertvision.pipeline import load_data
+from bertvision.pipeline import prepare
 from bertvision.pipeline.experiment import make
 
 QUICK = {"fractions": [0.5], "finetune": {"learning_rate": 1e-3}, "controls": False}
@@ -96,7 +96,7 @@ def test_dev_labels_change_nothing_but_the_final_score(reviews, tiny, tmp_path):
 
 
 def test_trials_do_not_have_dev(experiment, tmp_path):
-    whole = load_data(experiment)
+    whole = prepare(experiment)
     runner = TrialRunner(experiment, None, [0], tmp_path)
     splits = runner.data.train, runner.data.validation, runner.data.dev
     held = {row.id for split in splits for row in split.examples}
@@ -199,8 +199,8 @@ def test_a_shard_is_drawn_at_random(tiny, tmp_path, messages):
     assert any("random 10% of sst2" in each for each in messages) and any(
         "360 rows to train on" in each for each in messages
     )
-    assert found.experiment.data.shard == 1  # the best is fitted on all of it
-    sharded = load_data(config.replace(made, data=config.replace(made.data, shard=0.1)))
+    assert found.experiment.data.train_fraction == 1  # the best is fitted on all of it
+    sharded = prepare(config.replace(made, data=config.replace(made.data, train_fraction=0.1)))
     ids = sorted(int(row.id.split("-")[-1]) for split in (sharded.train, sharded.validation) for row in split.examples)
     assert len(ids) == 40 and ids != list(range(40)) and ids[-1] > 200
 

@@ -36,7 +36,7 @@ def compare_errors(bert: Run, head: Run) -> tuple[list[dict[str, Any]], dict[str
 
     For a regression task, return the examples with the largest errors of the head, and both mean errors.
     """
-    data = pipeline.load_data(pipeline.experiment_of(head))
+    data = pipeline.prepare(pipeline.experiment_of(head))
     task, dev = data.task, data.dev
     answers = [task.format_answers(run.predictions(), dev.features, run.metrics.decoding) for run in (bert, head)]
     bert_correct, head_correct = task.is_correct(bert.outcomes()), task.is_correct(head.outcomes())

@@ -65,7 +65,7 @@ def _format_prediction(description: dict[str, Any], answer: dict[str, Any]) -> s
 def _write_squad(run: Run, model: TrainedModel, out: Path, file: Path | None) -> list[Path]:
     """Write the answers by question id, and the probabilities that there is no answer."""
     if file is None:
-        dev = pipeline.load_data(pipeline.experiment_of(run)).dev
+        dev = pipeline.prepare(pipeline.experiment_of(run)).dev
         presented = model.task.format_answers(run.predictions(), dev.features, run.metrics.decoding)
     else:
         examples = model.task.read(file)

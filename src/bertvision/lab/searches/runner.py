@@ -150,7 +150,7 @@ def _open_search(
     seed_list = list(range(base.seed, base.seed + seeds))
     space: Space | BertSpace = overlay(lookup(SPACES, target, "search target")(), overrides)
     runner = TrialRunner(tried, space if isinstance(space, Space) else None, seed_list, root)
-    defaults: Any = {"default_rate": runner.data.finetune.learning_rate, "kind": runner.data.task.example_kind}
+    defaults: Any = {"default_rate": runner.data.config.finetuning.learning_rate, "kind": runner.data.task.example_kind}
     space = check_space(space, **defaults)
     if isinstance(space, Space):
         runner.space = space
@@ -205,11 +205,11 @@ def _base_experiment(experiment: Experiment, target: str) -> Experiment:
 def _on_shard(experiment: Experiment, shard: float) -> Experiment:
     """Return the experiment on a random share of the training data, if it is large or a share is given."""
     data = experiment.data
-    if not shard and data.shard == 1 and not data.limit and not data.train_file:
+    if not shard and data.train_fraction == 1 and not data.limit and not data.train_file:
         shard = SHARDED.get(experiment.task, 0.0)
         if shard:
             logger.info(f"Searching on a random {shard:.0%} of {experiment.task}; --shard 1 uses all of it.")
-    return check(replace(experiment, data=replace(data, shard=shard))) if shard else experiment
+    return check(replace(experiment, data=replace(data, train_fraction=shard))) if shard else experiment
 
 
 def _log_progress(study: Study, trials: int) -> None:

@@ -24,8 +24,8 @@ from bertvision.pipeline import (
     CheckpointSet,
     ExperimentData,
     finetune,
-    load_data,
     open_checkpoint,
+    prepare,
 )
 from bertvision.pipeline.evaluation import validation_scores
 from bertvision.pipeline.experiment import Experiment, merge
@@ -77,7 +77,7 @@ class TrialRunner:
 
     def __init__(self, experiment: Experiment, space: Space | None, seeds: Sequence[int], root: Path) -> None:
         """Load the data. `space` determines which hidden states are computed; None: BERT alone is tuned."""
-        data = load_data(experiment)
+        data = prepare(experiment)
         # Trials cannot use dev, because they do not have it.
         self.data = replace(data, dev=data.validation)
         self.space = space
@@ -93,7 +93,7 @@ class TrialRunner:
 
     def data_for(self, seed: int) -> ExperimentData:
         """Return the data with the settings of a seed."""
-        return replace(self.data, experiment=replace(self.data.experiment, seed=seed))
+        return self.data.change(seed=seed)
 
     def prepare(self, directory: Path, *, on_cluster: bool = False) -> None:
         """Fine-tune the encoder and compute the hidden states once for all trials; other processes wait.
@@ -114,13 +114,13 @@ class TrialRunner:
             checkpoint = open_checkpoint(data, checkpoints, fraction)
             view, _ = self._required_view(checkpoint)
             for name in ("train", "validation"):
-                if not state_request(data, checkpoint, name, view).found():
+                if not state_request(data, checkpoint, name, view).find_store():
                     make_store(data, checkpoints, checkpoint, name, view, on_cluster=on_cluster)
 
     def _required_view(self, checkpoint: Checkpoint) -> tuple[StateView, HeadShape]:
         """Return the part of the hidden states that the heads of the space read, and their input shape."""
         assert self.space is not None
-        configs = list(covering_heads(self.space, self.data.head_configs, per_token=self.per_token))
+        configs = list(covering_heads(self.space, self.data.config.heads, per_token=self.per_token))
         shape = self.data.shape(checkpoint.encoder, configs)
         return required_view(configs, shape), shape
 
@@ -137,7 +137,7 @@ class TrialRunner:
         view, _ = self._required_view(checkpoint)
         open_split = partial(states, data, checkpoint, view=view)
         validation = open_split("validation", tokens=data.ordered(data.validation))
-        train = open_split("train", tokens=data.shuffled(data.heads))
+        train = open_split("train", tokens=data.shuffled(data.config.head_training))
         self._open_states[key] = _OpenStates(data, checkpoint, train, validation)
         return self._open_states[key]
 
@@ -204,7 +204,7 @@ class TrialRunner:
             str(i): new_head(open_states.data, HeadConfig.parse(each.head), shape, view) for i, each in group.items()
         }
         configs = {str(i): each.experiment(open_states.data.experiment).train for i, each in group.items()}
-        batch_size = open_states.data.heads.batch_size
+        batch_size = open_states.data.config.head_training.batch_size
         configs = {name: replace(optim, batch_size=batch_size) for name, optim in configs.items()}
 
         def validate(models: dict[str, nn.Module]) -> dict[str, ValidationScore]:
@@ -250,7 +250,7 @@ class TrialRunner:
         for i, setting in group.items():
             began = time.perf_counter()
             tried = setting.experiment(data.experiment).finetune
-            optim = replace(tried, epochs=setting.fraction, batch_size=data.finetune.batch_size)
+            optim = replace(tried, epochs=setting.fraction, batch_size=data.config.finetuning.batch_size)
             bert = new_bert(data)
             (train_state,) = fit(
                 {"bert": bert},

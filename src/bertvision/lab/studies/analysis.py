@@ -7,6 +7,7 @@ import numpy as np
 from scipy.special import softmax
 
 from bertvision.errors import BertVisionError
+from bertvision.heads import HeadConfig
 from bertvision.lab.studies.context import StudyContext
 from bertvision.lab.studies.result import Figure, StudyTable
 from bertvision.runs import Run
@@ -23,7 +24,7 @@ def layer_weights(context: StudyContext) -> StudyTable:
     """The weights that learned pooling gives to each layer, over seeds."""
     rows, findings = [], []
     for fraction in context.head_fractions:
-        runs = [context.head_runs(seed, fraction, ["learned"])["learned"] for seed in context.seeds]
+        runs = [context.head_runs(seed, fraction, [HeadConfig("learned")])["learned"] for seed in context.seeds]
         weights = np.stack([softmax(run.weights()["layer_pooling.weights"].numpy()) for run in runs])
         for layer, over_seeds in enumerate(weights.T):
             row = {"layer": layer, "fraction": fraction, "weight": float(over_seeds.mean())}
@@ -43,11 +44,11 @@ def layer_weights(context: StudyContext) -> StudyTable:
 def _models(context: StudyContext, seed: int, fraction: float) -> dict[str, Run]:
     """Return BERT, the main head, and the first ensemble of both."""
     bert = context.bert_run(seed, fraction)
-    head = context.head_runs(seed, fraction, [context.main_head])[context.main_head]
+    head = context.head_runs(seed, fraction, [context.main_head])[str(context.main_head)]
     method = context.ensemble_methods()[0]
     return {
         BERT: bert,
-        context.main_head: head,
+        str(context.main_head): head,
         f"{BERT} + {context.main_head} ({method})": context.ensemble_run(seed, [bert, head], method),
     }
 

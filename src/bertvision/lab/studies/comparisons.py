@@ -1,17 +1,20 @@
 """Comparisons of models: fine-tuning curve, heads, ensembles, longer fine-tuning, other checkpoints, fewer labels."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from bertvision.errors import BertVisionError
-from bertvision.heads import BERT_HEAD, HEADS, required_view
+from bertvision.heads import BERT_HEAD, HEADS, HeadConfig, required_view
 from bertvision.lab.studies.context import StudyContext, difference_columns, score_row
 from bertvision.lab.studies.result import Figure, StudyTable
-from bertvision.pipeline.evaluation import finish
+from bertvision.pipeline import cache_keys
+from bertvision.pipeline.evaluation import evaluate
 from bertvision.pipeline.head_training import new_head
-from bertvision.pipeline.states import states
+from bertvision.pipeline.outputs import ModelOutput, TrainingSummary
+from bertvision.pipeline.states import held_out_states
 from bertvision.records import TrainingSeconds
-from bertvision.runs import Run, is_finished, slug
+from bertvision.runs import Run, is_finished
 
 BERT, LAST, ONLY = "BERT", "control: last, retrained", "control: last layer only"
 SCORE = ["score", "low", "high"]
@@ -37,7 +40,7 @@ def curve(context: StudyContext) -> StudyTable:
         f"BERT has its best validation score after {best['fraction']:g} epochs; its score is {best['score']:.1f}."
     ]
     for row in rows:
-        if row["model"] == context.main_head:
+        if row["model"] == str(context.main_head):
             reached = [bert_row["fraction"] for bert_row in bert_rows if bert_row["score"] >= row["score"]]
             bert_needs = f"BERT needs {reached[0]:g} epochs for that" if reached else "BERT stays below that"
             findings.append(
@@ -56,12 +59,12 @@ def _bert_runs(context: StudyContext, fraction: float) -> list[Run]:
     return context.over_seeds(lambda seed: {BERT: context.bert_run(seed, fraction)})[BERT]
 
 
-def _heads_and_controls(context: StudyContext, fraction: float, specs: Sequence[str]) -> dict[str, list[Run]]:
+def _heads_and_controls(context: StudyContext, fraction: float, heads: Sequence[HeadConfig]) -> dict[str, list[Run]]:
     """Return BERT, both controls and heads at a fraction, over seeds."""
 
     def runs_of_seed(seed: int) -> dict[str, Run]:
-        trained = context.head_runs(seed, fraction, list(dict.fromkeys([*specs, *context.controls])))
-        names = dict(zip(context.controls, (LAST, ONLY), strict=True))
+        trained = context.head_runs(seed, fraction, list(dict.fromkeys([*heads, *context.controls])))
+        names = dict(zip(map(str, context.controls), (LAST, ONLY), strict=True))
         return {BERT: context.bert_run(seed, fraction)} | {names.get(name, name): run for name, run in trained.items()}
 
     return context.over_seeds(runs_of_seed)
@@ -82,19 +85,19 @@ def _compared_rows(context: StudyContext, fraction: float, models: Mapping[str, 
 
 def zoo(context: StudyContext) -> StudyTable:
     """All heads, or those named in the experiment, compared with BERT and the controls."""
-    specs = context.heads
+    heads = context.heads
     if not context.experiment.heads:
-        specs = list(dict.fromkeys([*(name for name in HEADS if name != BERT_HEAD), context.main_head]))
+        heads = list(dict.fromkeys([*(HeadConfig(name) for name in HEADS if name != BERT_HEAD), context.main_head]))
     rows, findings, figures = [], [], []
     for fraction in context.head_fractions:
-        compared = _compared_rows(context, fraction, _heads_and_controls(context, fraction, specs))
+        compared = _compared_rows(context, fraction, _heads_and_controls(context, fraction, heads))
         rows += compared
         bert = next(row for row in compared if row["model"] == BERT)
-        heads = [row for row in compared if row["model"] not in (BERT, LAST, ONLY)]
-        best = max(heads, key=lambda row: row["validation"])
-        better = sum(row["over BERT"] > 0 and row["p, BERT"] < 0.05 for row in heads)
+        head_rows = [row for row in compared if row["model"] not in (BERT, LAST, ONLY)]
+        best = max(head_rows, key=lambda row: row["validation"])
+        better = sum(row["over BERT"] > 0 and row["p, BERT"] < 0.05 for row in head_rows)
         findings.append(
-            f"After {fraction:g} epochs, {better} of {len(heads)} heads are significantly better than BERT "
+            f"After {fraction:g} epochs, {better} of {len(head_rows)} heads are significantly better than BERT "
             f"({bert['score']:.1f}; p < .05). {best['model']} has the best validation score and scores "
             f"{best['score']:.1f}."
         )
@@ -111,13 +114,13 @@ def longer(context: StudyContext) -> StudyTable:
     rows = []
     for fraction in late:
         models = _heads_and_controls(context, fraction, [context.main_head])
-        _add_ensembles(context, models, [(BERT, context.main_head)])
+        _add_ensembles(context, models, [(BERT, str(context.main_head))])
         rows += _compared_rows(context, fraction, models)
     findings = [
         f"After {row['fraction']:g} epochs, {context.main_head} differs from BERT by {row['over BERT']:+.1f} points "
         f"(p = {row['p, BERT']:.3f})."
         for row in rows
-        if row["model"] == context.main_head
+        if row["model"] == str(context.main_head)
     ]
     title = "Score after longer fine-tuning"
     figure = Figure(title=title, kind="dot", x="score", y="model", color="fraction", low="low", high="high")
@@ -139,13 +142,13 @@ def ensemble(context: StudyContext) -> StudyTable:
     """BERT, the main head, and ensembles of the head with BERT and with another head."""
     rows, findings = [], []
     main = context.main_head
-    other = next((spec for spec in context.heads if spec != main), "learned")
+    other = next((config for config in context.heads if config != main), HeadConfig("learned"))
     for fraction in context.head_fractions:
         models = context.over_seeds(
             lambda seed, at=fraction: {BERT: context.bert_run(seed, at)} | context.head_runs(seed, at, [main, other])
         )
-        _add_ensembles(context, models, [(BERT, main), (other, main)])
-        differences = difference_columns(context.task, models, {"BERT": BERT, "head": main})
+        _add_ensembles(context, models, [(BERT, str(main)), (str(other), str(main))])
+        differences = difference_columns(context.task, models, {"BERT": BERT, "head": str(main)})
         rows += [
             {"model": name, "fraction": fraction} | score_row(context.task, runs) | differences[name]
             for name, runs in models.items()
@@ -187,7 +190,7 @@ def cross_checkpoint(context: StudyContext) -> StudyTable:
         f"{context.main_head}, trained on hidden states after {early:g} epochs, scores {row['score']:.1f} on those "
         f"after {row['fraction']:g} epochs ({row['over BERT']:+.1f} points compared with BERT)."
         for row in rows
-        if row["model"] == context.main_head
+        if row["model"] == str(context.main_head)
     ]
     title = f"Heads trained after {early:g} epochs, by checkpoint"
     figure = Figure(title=title, kind="line", x="fraction", y="score", color="model", low="low", high="high")
@@ -230,9 +233,9 @@ def _trained_on_share(context: StudyContext, share: float, fraction: float) -> d
 
     def runs_of_seed(seed: int) -> Mapping[str, Run]:
         if share == 0:
-            return {context.main_head: _untrained_run(context, seed, fraction)}
+            return {str(context.main_head): _untrained_run(context, seed, fraction)}
         # Stored, because every share reads the same hidden states.
-        trained = context.head_runs(seed, early, [context.main_head], labels=share, states="store")
+        trained = context.head_runs(seed, early, [context.main_head], label_fraction=share, states="store")
         return trained if fraction == early else context.evaluate_heads_at(seed, trained, fraction)
 
     return context.over_seeds(runs_of_seed)
@@ -240,20 +243,24 @@ def _trained_on_share(context: StudyContext, share: float, fraction: float) -> d
 
 def _untrained_run(context: StudyContext, seed: int, fraction: float) -> Run:
     """Return the run of the main head with its initial weights."""
-    data, checkpoint, spec = context.data(seed), context.checkpoint(seed, fraction), context.main_head
-    directory = checkpoint.directory / f"{slug(spec)}-untrained-{seed}"
+    data, checkpoint, config = context.data(seed), context.checkpoint(seed, fraction), context.main_head
+    directory = checkpoint.directory / cache_keys.untrained_run(data, config)
     if is_finished(directory):
         return Run(directory)
-    shape = data.shape(checkpoint.encoder, [context.main_config])
-    view = required_view([context.main_config], shape)
-    model = new_head(data, context.main_config, shape, view)
-    predictions = {
-        name: data.predict({spec: model}, states(data, checkpoint, name, view, data.ordered(split)), split, name)[spec]
-        for name, split in data.held_out.items()
-    }
-    extra = {
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "seconds": TrainingSeconds(finetune=checkpoint.seconds, head=0.0),
-    }
-    weights = model.state_dict()
-    return finish(data, checkpoint, directory, "evaluated", spec, predictions, extra, weights=weights, shape=shape)
+    shape = data.shape(checkpoint.encoder, [config])
+    view = required_view([config], shape)
+    model = new_head(data, config, shape, view)
+    open_batches = partial(held_out_states, data, checkpoint, view=view)
+    output = ModelOutput(
+        name=str(config),
+        kind="evaluated",
+        directory=directory.name,
+        predictions=data.predict_held_out({"head": model}, open_batches, "untrained head")["head"],
+        summary=TrainingSummary(
+            parameters=sum(p.numel() for p in model.parameters()),
+            seconds=TrainingSeconds(finetune=checkpoint.seconds, head=0.0),
+        ),
+        shape=shape,
+        weights=model.state_dict(),
+    )
+    return evaluate(data, checkpoint, output)

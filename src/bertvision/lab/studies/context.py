@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from bertvision import pipeline
 from bertvision.heads import BERT_HEAD, HeadConfig, required_view
 from bertvision.lab.extraction import make_store
 from bertvision.pipeline import ExperimentData
-from bertvision.pipeline.experiment import Experiment, resolve_fractions
+from bertvision.pipeline.experiment import Experiment
 from bertvision.pipeline.finetuning import Checkpoint
 from bertvision.runs import Run
 from bertvision.statistics import PairedOutcomes, holm, interval, significance
@@ -52,7 +52,7 @@ class StudyContext:
 
     @cached_property
     def _data(self) -> ExperimentData:
-        return pipeline.load_data(resolve_fractions(self.experiment))
+        return pipeline.prepare(self.experiment)
 
     @property
     def task(self) -> Task:
@@ -75,28 +75,23 @@ class StudyContext:
         return self.options.seeds
 
     @property
-    def main_head(self) -> str:
+    def main_head(self) -> HeadConfig:
         """The head that studies of a single head use: the last one named in the experiment."""
         return self.heads[-1]
 
     @property
-    def main_config(self) -> HeadConfig:
-        """The configuration of `main_head`."""
-        return self._data.head_configs[-1]
-
-    @property
-    def heads(self) -> list[str]:
+    def heads(self) -> tuple[HeadConfig, ...]:
         """The heads named in the experiment, or the default heads of the kind of task."""
-        return self._data.experiment.heads
+        return self._data.config.heads
 
     @property
-    def controls(self) -> list[str]:
+    def controls(self) -> list[HeadConfig]:
         """Two controls: BERT's own kind of head trained anew, and the main head on the last layer only."""
-        return [BERT_HEAD, str(self.main_config.last_layer_only())]
+        return [HeadConfig(BERT_HEAD), self.main_head.last_layer_only()]
 
-    def data(self, seed: int, **changes: Any) -> ExperimentData:
+    def data(self, seed: int, *, heads: Sequence[HeadConfig] | None = None, **changes: Any) -> ExperimentData:
         """Return the data and settings of a seed. The tokens are shared by all seeds."""
-        return replace(self._data, experiment=replace(self._data.experiment, seed=seed, **changes))
+        return self._data.change(heads=heads, seed=seed, **changes)
 
     def checkpoint(self, seed: int, fraction: float) -> Checkpoint:
         """Return the fine-tuning checkpoint of a seed at a fraction. The last one returned stays in memory."""
@@ -107,21 +102,22 @@ class StudyContext:
             checkpoints = pipeline.finetune(data, self.root)
             self._open_checkpoints[key] = checkpoint = pipeline.open_checkpoint(data, checkpoints, fraction)
             if data.experiment.states == "store":  # the hidden states of dev are read by every study
-                shape = data.shape(checkpoint.encoder, data.head_configs)
-                make_store(data, checkpoints, checkpoint, "dev", required_view(data.head_configs, shape))
+                shape = data.shape(checkpoint.encoder, data.config.heads)
+                make_store(data, checkpoints, checkpoint, "dev", required_view(data.config.heads, shape))
         return self._open_checkpoints[key]
 
     def bert_run(self, seed: int, fraction: float) -> Run:
         """Return the run of BERT itself, the encoder with its own head."""
         return pipeline.bert_run(self.data(seed), self.checkpoint(seed, fraction))
 
-    def head_runs(self, seed: int, fraction: float, specs: Sequence[str], **changes: Any) -> dict[str, Run]:
+    def head_runs(self, seed: int, fraction: float, heads: Sequence[HeadConfig], **changes: Any) -> dict[str, Run]:
         """Return the runs of heads trained at a fraction, by name. Heads whose training diverged are missing.
 
-        `changes` are settings of the experiment to replace, such as `labels=0.1`.
+        `changes` are settings of the experiment to replace, such as `label_fraction=0.1`.
         """
-        data = self.data(seed, heads=list(specs), controls=False, **changes)
-        return {run.name: run for run in pipeline.train_heads(data, self.checkpoint(seed, fraction))}
+        data = self.data(seed, heads=heads, controls=False, **changes)
+        _, *runs = pipeline.checkpoint_runs(data, self.checkpoint(seed, fraction))
+        return {run.name: run for run in runs}
 
     def evaluate_heads_at(self, seed: int, runs: Mapping[str, Run], fraction: float) -> dict[str, Run]:
         """Evaluate trained heads on the hidden states of another fraction, without further training."""
@@ -151,7 +147,7 @@ class StudyContext:
     def caveats(self) -> list[str]:
         """Return the deviations from the evaluation protocol; every table shows them."""
         caveats = []
-        if self.experiment.given:
+        if self.experiment.checkpoints_given:
             caveats.append("one fine-tuning run: seeds vary the heads only")
         elif len(self.seeds) < 2:
             caveats.append("one seed")

@@ -3,16 +3,17 @@
 from dataclasses import replace
 from typing import Any
 
-from bertvision.files import file_lock, value_hash
+from bertvision.files import file_lock
 from bertvision.heads import required_view, training_dtype
 from bertvision.lab.studies.context import StudyContext, score_row
 from bertvision.lab.studies.result import Figure, StudyTable
-from bertvision.pipeline.data import fingerprint
-from bertvision.pipeline.evaluation import finish
+from bertvision.pipeline import cache_keys
+from bertvision.pipeline.evaluation import evaluate
 from bertvision.pipeline.head_training import new_head
-from bertvision.pipeline.states import states
+from bertvision.pipeline.outputs import ModelOutput, TrainingSummary
+from bertvision.pipeline.states import held_out_states, states
 from bertvision.records import TrainingSeconds
-from bertvision.runs import Run, is_finished, slug
+from bertvision.runs import Run, is_finished
 from bertvision.training import Checkpointer, FitOptions, FractionRecord, fit
 
 
@@ -26,7 +27,7 @@ def head_epochs(context: StudyContext) -> StudyTable:
         head_rows = []
         for epoch, runs in enumerate(zip(*runs_by_seed, strict=True), 1):
             common = {"fraction": fraction, "epoch": epoch}
-            head_rows.append({"model": context.main_head} | common | score_row(context.task, runs))
+            head_rows.append({"model": str(context.main_head)} | common | score_row(context.task, runs))
             rows += [head_rows[-1], {"model": "BERT"} | common | bert]
         best = max(head_rows, key=lambda row: row["validation"])
         findings.append(
@@ -45,45 +46,41 @@ def head_epochs(context: StudyContext) -> StudyTable:
 def _runs_by_epoch(context: StudyContext, seed: int, fraction: float) -> list[Run]:
     """Train the main head without early stopping and return one run for each epoch."""
     data, checkpoint = context.data(seed), context.checkpoint(seed, fraction)
-    spec, config, epochs = context.main_head, context.main_config, context.options.epochs
-    optim = replace(data.heads, epochs=float(epochs), patience=0)
-    key = value_hash([spec, vars(optim), seed, checkpoint.encoder_hash, fingerprint(data.dev)])
-    directories = [checkpoint.directory / f"{slug(spec)}-epoch{epoch}-{key}" for epoch in range(1, epochs + 1)]
+    config, epochs = context.main_head, context.options.epochs
+    training = replace(data.config.head_training, epochs=float(epochs), patience=0)
+    names, key = cache_keys.epoch_runs(data, checkpoint, config, training)
+    directories = [checkpoint.directory / name for name in names]
     if all(map(is_finished, directories)):
         return [Run(directory) for directory in directories]
     shape = data.shape(checkpoint.encoder, [config])
     view = required_view([config], shape)
     model = new_head(data, config, shape, view)
-    held_out = {
-        name: states(data, checkpoint, name, view, data.ordered(split)) for name, split in data.held_out.items()
-    }
-    train = states(data, checkpoint, "train", view, data.shuffled(optim), training_dtype([model]))
+    held_out = {name: held_out_states(data, checkpoint, name, view) for name in data.held_out}
+    train = states(data, checkpoint, "train", view, data.shuffled(training), training_dtype([model]))
 
     def save_run(record: FractionRecord) -> None:
-        epoch = record.fraction
-        predictions = {
-            name: data.predict({"head": model}, held_out[name], split, f"epoch {epoch:g} on {name}")["head"]
-            for name, split in data.held_out.items()
-        }
-        weights = {name: value.cpu().clone() for name, value in model.state_dict().items()}
-        seconds = TrainingSeconds(finetune=checkpoint.seconds, head=record.seconds)
-        parameters = sum(p.numel() for p in model.parameters())
-        extra = {"parameters": parameters, "seconds": seconds, "epoch": round(epoch)}
-        directory = directories[round(epoch) - 1]
-        finish(data, checkpoint, directory, "epoch", spec, predictions, extra, weights=weights, shape=shape)
+        epoch = round(record.fraction)
+        output = ModelOutput(
+            name=str(config),
+            kind="epoch",
+            directory=names[epoch - 1],
+            predictions=data.predict_held_out({"head": model}, held_out.__getitem__, f"epoch {epoch}")["head"],
+            summary=TrainingSummary(
+                parameters=sum(p.numel() for p in model.parameters()),
+                seconds=TrainingSeconds(finetune=checkpoint.seconds, head=record.seconds),
+                epoch=epoch,
+            ),
+            shape=shape,
+            weights={name: value.cpu().clone() for name, value in model.state_dict().items()},
+        )
+        evaluate(data, checkpoint, output)
 
     resume = checkpoint.directory / f"resume-epochs-{key}.safetensors"
     unfinished = [float(epoch) for epoch, directory in enumerate(directories, 1) if not is_finished(directory)]
+    options = FitOptions(
+        seed=seed, fractions=unfinished, on_fraction=save_run, label=f"train {config} for {epochs} epochs"
+    )
     with file_lock(resume, wait=False):
-        fit(
-            {"head": model},
-            train,
-            data.task.loss,
-            {"head": optim},
-            FitOptions(
-                seed=seed, fractions=unfinished, on_fraction=save_run, label=f"train {spec} for {epochs} epochs"
-            ),
-            Checkpointer(resume, key),
-        )
+        fit({"head": model}, train, data.task.loss, {"head": training}, options, Checkpointer(resume, key))
     resume.unlink(missing_ok=True)
     return [Run(directory) for directory in directories]

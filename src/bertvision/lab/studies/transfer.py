@@ -35,7 +35,7 @@ def transfer(context: StudyContext) -> StudyTable:
     fraction, rows = context.head_fractions[0], []
     for target_name in context.options.to:
         experiment = replace(
-            context.experiment, task=target_name, fractions=[fraction], head_fractions=[fraction], labels=1.0
+            context.experiment, task=target_name, fractions=[fraction], head_fractions=[fraction], label_fraction=1.0
         )
         target = StudyContext(experiment, context.options, context.root)
         if target.task.per_token != source.per_token:
@@ -78,7 +78,7 @@ def _runs_by_model(
     fraction = context.head_fractions[0]
     models: dict[str, list[Run]] = {}
     for seed in context.seeds:
-        trained = context.head_runs(seed, fraction, [context.main_head])[context.main_head]
+        trained = context.head_runs(seed, fraction, [context.main_head])[str(context.main_head)]
         evaluated, at = target, fraction
         if not on_target_encoder:
             encoder = str(trained.encoder_directory.resolve())
@@ -91,9 +91,9 @@ def _runs_by_model(
                 models.setdefault(TRANSFERRED, []).extend(runs)
             continue
         share = min(1.0, count / len(evaluated.data(seed).train.examples))
-        data = evaluated.data(seed, heads=[context.main_head], controls=False, labels=share)
+        data = evaluated.data(seed, heads=[context.main_head], controls=False, label_fraction=share)
         for name, start in ((TRANSFERRED, trained), (FRESH, None)):
-            models.setdefault(name, []).append(pipeline.train_heads(data, checkpoint, start=start)[0])
+            models.setdefault(name, []).append(pipeline.checkpoint_runs(data, checkpoint, start=start)[1])
     return models
 
 

@@ -1,0 +1,7 @@
+"""Estimators: fine-tune an encoder for a fraction of an epoch and train a head, with scikit-learn's interface."""
+
+from bertvision.estimators.classification import TextClassifier
+from bertvision.estimators.question_answering import QuestionAnswerer
+from bertvision.estimators.regression import TextRegressor
+
+__all__ = ["QuestionAnswerer", "TextClassifier", "TextRegressor"]

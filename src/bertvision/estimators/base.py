@@ -1,0 +1,376 @@
+"""What all estimators share: settings, training through the pipeline, prediction, saving and loading."""
+
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from sklearn.base import BaseEstimator
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted
+
+from bertvision import devices, trained_model
+from bertvision.encoders import Encoder, load_encoder_info
+from bertvision.errors import BertVisionError
+from bertvision.estimators import persistence
+from bertvision.estimators.cache import cache_directory, mark_used
+from bertvision.estimators.history import HistoryRecorder
+from bertvision.heads import HeadConfig
+from bertvision.inputs import ClassLabelEncoder, Rows, examples_from_rows, read_items, read_rows
+from bertvision.pipeline import ExperimentResult, load_data, resolve, run_data
+from bertvision.pipeline.experiment import Experiment, check, merge
+from bertvision.progress import hidden
+from bertvision.runs import Run
+from bertvision.tasks import DataSplits, Example, Task
+from bertvision.trained_model import TrainedModel
+from bertvision.training import Callback
+from bertvision.types import Features, Predictions
+
+logger = logging.getLogger(__name__)
+
+
+class BaseTextEstimator(BaseEstimator):
+    """The common part of `TextClassifier`, `TextRegressor` and `QuestionAnswerer`.
+
+    Fitted estimators have these attributes:
+
+    - `model_`: the trained model.
+    - `leaderboard_`: a DataFrame of all models that were trained: heads, BERT itself, controls and ensembles.
+    - `history_`: a list of what was done, after how many seconds, with which validation score.
+    """
+
+    kind: ClassVar[str]
+    """The kind of task, e.g. "classification"."""
+
+    model_: TrainedModel
+    run_: Run
+    history_: list[dict[str, Any]]
+    result_: ExperimentResult
+    label_encoder_: ClassLabelEncoder
+    classes_: np.ndarray
+    _saved_leaderboard: list[dict[str, Any]]
+
+    def __init__(
+        self,
+        encoder: str | Encoder = "minilm",
+        *,
+        fraction: float = 0.3,
+        head: str | HeadConfig = "default",
+        validation_fraction: float = 0.1,
+        max_tokens: int | None = None,
+        controls: bool = True,
+        settings: Mapping[str, Any] | None = None,
+        random_state: Any = 0,
+        device: str | None = None,
+        precision: str = "auto",
+        cache_dir: str | os.PathLike[str] | None = None,
+        warm_start: bool = False,
+        verbose: int = 1,
+    ):
+        self.encoder = encoder
+        self.fraction = fraction
+        self.head = head
+        self.validation_fraction = validation_fraction
+        self.max_tokens = max_tokens
+        self.controls = controls
+        self.settings = settings
+        self.random_state = random_state
+        self.device = device
+        self.precision = precision
+        self.cache_dir = cache_dir
+        self.warm_start = warm_start
+        self.verbose = verbose
+
+    # Training
+
+    def fit(
+        self,
+        X: Any,
+        y: Any = None,
+        *,
+        text: str | None = None,
+        text_pair: str | None = None,
+        label: str | None = None,
+        eval_set: Any = None,
+        groups: Any = None,
+        sample_weight: Any = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> Self:
+        """Train on texts and labels.
+
+        Args:
+            X: Texts: a list, array or Series of texts or of pairs of texts; or a DataFrame, a `datasets.Dataset` or
+                the path of a CSV, TSV, JSONL or Parquet file.
+            y: Labels: a list, array or Series; None if X has a column of labels.
+            text: The column of the texts, if X is a table. By default it is inferred from the names of the columns.
+            text_pair: The column of the second texts, for pairs.
+            label: The column of the labels.
+            eval_set: (X, y), or a table, for validation. By default a part of X is used.
+            groups: A group for each row, or a column: rows of the same group are not split into training and
+                validation.
+            sample_weight: A weight for each row, or a column.
+            callbacks: Objects with the methods of `bertvision.training.Callback`.
+        """
+        rows = read_rows(
+            X,
+            y,
+            text=text,
+            text_pair=text_pair,
+            label=label,
+            groups=groups,
+            sample_weight=sample_weight,
+            labelled=True,
+        )
+        evaluation = None if eval_set is None else self._read_eval_set(eval_set, rows, label)
+        start = self.run_ if self.warm_start and hasattr(self, "run_") else None
+        return self._fit(rows, evaluation, callbacks, start)
+
+    def partial_fit(self, X: Any, y: Any = None, *, callbacks: Sequence[Callback] = (), **columns: Any) -> Self:
+        """Train the head further on new rows. The encoder stays as it is. A label that is not known is an error.
+
+        Args:
+            X: Texts, as in `fit`.
+            y: Labels, as in `fit`.
+            callbacks: As in `fit`.
+            columns: `text`, `text_pair`, `label`, `groups` and `sample_weight`, as in `fit`.
+        """
+        rows = read_rows(X, y, labelled=True, **columns)
+        return self._fit(rows, None, callbacks, getattr(self, "run_", None))
+
+    def _read_eval_set(self, eval_set: Any, rows: Rows, label: str | None) -> Rows:
+        """Read the validation rows. Tables have the columns of the training rows."""
+        if isinstance(eval_set, tuple) and len(eval_set) == 2:
+            return read_rows(*eval_set, labelled=True)
+        if isinstance(eval_set, list) and len(eval_set) == 1 and isinstance(eval_set[0], tuple):
+            return read_rows(*eval_set[0], labelled=True)  # as in XGBoost and LightGBM
+        names = dict(zip(("text", "text_pair"), rows.text_names, strict=False))
+        return read_rows(eval_set, label=label or rows.label, labelled=True, **names)
+
+    def _fit(self, rows: Rows, evaluation: Rows | None, callbacks: Sequence[Callback], start: Run | None) -> Self:
+        """Train through the pipeline, and load the best head."""
+        if start is not None:
+            self._check_labels_are_known(rows)
+        task = self._make_task(rows, start)
+        rows = self._weighted(rows)
+        splits = DataSplits(
+            train=_examples(rows, task),
+            dev=[],
+            validation=None if evaluation is None else _examples(evaluation, task),
+            source=rows.source or "memory",
+        )
+        history = HistoryRecorder()
+        with self._context():
+            result = self._run(task, splits, [history, *callbacks], start)
+            model = TrainedModel(result.best)
+        mark_used(result.best.directory.parent.parent)
+        self.result_ = result
+        self.run_ = result.best
+        self.model_ = model
+        history.add("finished", validation_score=result.best.validation_score[0])
+        self.history_ = history.entries
+        self._set_fitted_attributes(rows)
+        return self
+
+    def _run(
+        self, task: Task, splits: DataSplits, callbacks: Sequence[Callback], start: Run | None
+    ) -> ExperimentResult:
+        """Run the pipeline on rows in memory."""
+        encoder: str | Encoder = self.encoder
+        settings: dict[str, Any] = {"fractions": [float(self.fraction)]}
+        if start is not None:  # the encoder is the fine-tuned one, and is not changed
+            encoder, settings = start.encoder_source, {"fractions": [0.0]}
+        experiment = merge(
+            Experiment(),
+            {
+                "task": task.name,
+                "encoder": encoder if isinstance(encoder, str) else encoder.name,
+                "heads": [str(self.head)],
+                "controls": self.controls,
+                "seed": _seed(self.random_state),
+                "precision": self.precision,
+                "data": {"validation_fraction": float(self.validation_fraction), "max_tokens": self.max_tokens or 0},
+                **settings,
+            },
+        )
+        experiment = check(merge(experiment, _nested(self.settings or {})))
+        config = resolve(experiment, task, load_encoder_info(encoder))
+        data = load_data(config, splits)
+        data = replace(data, callbacks=callbacks, encoder=encoder if isinstance(encoder, Encoder) else None)
+        self._validation_texts = [example.texts for example in data.validation.examples[:200]]
+        return run_data(data, cache_directory(self.cache_dir), start=start)
+
+    @contextmanager
+    def _context(self) -> Iterator[None]:
+        """Use the device of the estimator, and show progress as `verbose` says."""
+        with ExitStack() as stack:
+            if self.device is not None:
+                stack.enter_context(devices.use_device(self.device))
+            if not self.verbose:
+                stack.enter_context(hidden())
+            yield
+
+    def _make_task(self, rows: Rows, start: Run | None) -> Task:
+        raise NotImplementedError
+
+    def _check_labels_are_known(self, rows: Rows) -> None:
+        """Raise an error if rows have labels that the fitted estimator does not know."""
+
+    def _weighted(self, rows: Rows) -> Rows:
+        """Return the rows with the weights of their classes."""
+        return rows
+
+    def _set_fitted_attributes(self, rows: Rows) -> None:
+        """Set further attributes that end in an underscore."""
+
+    # Results
+
+    @property
+    def leaderboard_(self) -> Any:
+        """A DataFrame of all models that were trained, the best first. Scores are those of the validation rows.
+
+        `low` and `high` are a 95 % bootstrap interval of the score. `chosen` marks the model that predicts.
+        """
+        check_is_fitted(self, "model_")
+        import pandas
+
+        table = pandas.DataFrame(self._leaderboard_rows())
+        return table.sort_values("score", ascending=False, kind="stable").reset_index(drop=True)
+
+    def _leaderboard_rows(self) -> list[dict[str, Any]]:
+        if not hasattr(self, "result_"):
+            return self._saved_leaderboard
+        kind = self.model_.task.example_kind
+        names = {run.name: _label(run.name, kind) for run in self.result_.runs if run.kind != "ensemble"}
+        rows = []
+        for run in self.result_.runs:
+            low, high = run.metrics.interval
+            rows.append(
+                {
+                    "model": names.get(run.name) or " + ".join(names.get(m.name, m.name) for m in run.members()),
+                    "kind": run.kind,
+                    "fraction": run.record.fraction,
+                    "metric": run.metrics.primary_metric,
+                    "score": run.metrics.primary_score,
+                    "low": low,
+                    "high": high,
+                    "parameters": run.metrics.parameters,
+                    "seconds": round(run.metrics.seconds.total, 2),
+                    "chosen": run.directory == self.result_.best.directory,
+                }
+            )
+        return rows
+
+    # Prediction
+
+    def _predict(self, features: Features) -> Predictions:
+        """Return the logits of the model for all rows."""
+        with self._context():
+            return self.model_.logits(features)
+
+    def _logits(self, X: Any) -> np.ndarray:
+        """Return the logits of the model for the rows of X, in their order. (N, C)"""
+        items = self._items(X)
+        if not items:
+            return np.empty((0, self.model_.task.outputs), dtype=np.float32)
+        features = self.model_.encode(items)
+        return self._predict(features).logits
+
+    def _items(self, X: Any) -> list[Any]:
+        check_is_fitted(self, "model_")
+        return read_items(X, self.model_.task.text_names)
+
+    # Saving and loading
+
+    def save_pretrained(self, directory: str | os.PathLike[str]) -> Path:
+        """Save the model, its encoder and tokenizer, and a model card to a directory."""
+        check_is_fitted(self, "model_")
+        return persistence.save(self, Path(directory))
+
+    @classmethod
+    def from_pretrained(cls, directory: str | os.PathLike[str], *, device: str | None = None) -> Self:
+        """Load a model that `save_pretrained`, `bertvision share` or a run of the previous version wrote.
+
+        A name that is not a directory is downloaded from the Hugging Face Hub. No code of the model is executed.
+        """
+        return persistence.load(cls, directory, device)
+
+    def push_to_hub(self, repo_id: str, *, token: str | None = None, private: bool | None = None) -> str:
+        """Upload the model with its model card to the Hugging Face Hub; return the address of the upload."""
+        check_is_fitted(self, "model_")
+        return persistence.push(self, repo_id, token=token, private=private)
+
+    def export(self, format: str, directory: str | os.PathLike[str], X: Any = None) -> Path:
+        """Export the model. The answers of the export are compared with those of the model.
+
+        Args:
+            format: "onnx".
+            directory: Where to write.
+            X: Texts to compare the answers on. None: the validation rows of `fit`.
+        """
+        check_is_fitted(self, "model_")
+        texts = getattr(self, "_validation_texts", None) if X is None else X
+        if texts is None:
+            raise BertVisionError("Give texts as X, on which the answers of the export are compared with the model's.")
+        return persistence.export(self, format, Path(directory), texts)
+
+    def serve(self, *, host: str = "127.0.0.1", port: int = 8000) -> None:
+        """Answer HTTP requests until interrupted. The page at the address shows how."""
+        check_is_fitted(self, "model_")
+        persistence.serve(self, host, port)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state without the loaded model, which is loaded again from its directory."""
+        state: dict[str, Any] = dict(vars(self))
+        if "model_" in state:
+            state["model_"] = state["model_"].run.directory
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        directory = state.get("model_")
+        super().__setstate__(state)
+        if isinstance(directory, Path):
+            self.model_ = trained_model.load(directory)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.string = True
+        tags.input_tags.two_d_array = False
+        tags.input_tags.one_d_array = True
+        tags.target_tags.required = True
+        return tags
+
+
+def _examples(rows: Rows, task: Task) -> list[Example]:
+    """Convert rows to examples with weights."""
+    examples = examples_from_rows(rows, task)
+    if rows.weights is None:
+        return examples
+    return [replace(example, weight=float(w)) for example, w in zip(examples, rows.weights, strict=True)]
+
+
+def _seed(random_state: Any) -> int:
+    """Return the seed that a scikit-learn `random_state` stands for."""
+    if isinstance(random_state, int | np.integer):
+        return int(random_state)
+    return int(check_random_state(random_state).randint(2**31))
+
+
+def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Turn "finetune.schedule" into nested tables."""
+    nested: dict[str, Any] = {}
+    for path, value in settings.items():
+        *tables, name = path.split(".")
+        table = nested
+        for part in tables:
+            table = table.setdefault(part, {})
+        table[name] = value
+    return nested
+
+
+def _label(name: str, kind: str) -> str:
+    """Return the short name of a head: "default" for the recommended one."""
+    return name if name == "BERT" else HeadConfig.parse(name).label(kind)

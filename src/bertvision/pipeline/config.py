@@ -1,0 +1,89 @@
+"""The configuration of a pipeline: an experiment with every default filled in."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from bertvision import devices, heads
+from bertvision.encoders import EncoderInfo
+from bertvision.errors import BertVisionError, lookup
+from bertvision.heads import HeadConfig
+from bertvision.pipeline.experiment import Experiment, resolve_fractions
+from bertvision.pipeline.state_requests import MODES
+from bertvision.states import FORMATS
+from bertvision.tasks import Task
+from bertvision.training import TrainingConfig
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineConfig:
+    """Every setting of an experiment. `resolve` makes it; no later step fills in a default."""
+
+    experiment: Experiment
+    """The experiment with its fractions, heads and precision. Runs save it."""
+    task: Task
+    encoder: EncoderInfo
+    heads: tuple[HeadConfig, ...]
+    auxiliary_head: HeadConfig
+    """The head that is fine-tuned along with BERT's own."""
+    finetuning: TrainingConfig
+    head_training: TrainingConfig
+    max_tokens: int
+
+    def change(self, *, heads: Sequence[HeadConfig] | None = None, **settings: Any) -> "PipelineConfig":
+        """Return a copy with other heads or with other settings of the experiment, such as `seed=1`."""
+        if heads is not None:
+            settings["heads"] = [str(config) for config in heads]
+        experiment = replace(self.experiment, **settings)
+        return replace(self, experiment=experiment, heads=self.heads if heads is None else tuple(heads))
+
+
+def resolve(experiment: Experiment, task: Task, encoder: EncoderInfo) -> PipelineConfig:
+    """Fill in every default of an experiment. Nothing is read or written."""
+    experiment = resolve_fractions(experiment)
+    lookup(MODES, experiment.states, "source of states")
+    lookup(FORMATS, experiment.store.dtype, "type of stored states")
+    trained = heads.resolve_heads(experiment.heads, task.example_kind)
+    auxiliary_head = heads.AUXILIARY_HEADS[task.example_kind]
+    if experiment.auxiliary_head:
+        auxiliary_head = HeadConfig.parse(experiment.auxiliary_head, task.example_kind)
+    _check_encodings(trained, auxiliary_head, task)
+    max_tokens = min(experiment.data.max_tokens or task.max_tokens, encoder.max_tokens)
+    if experiment.data.max_tokens > max_tokens:
+        logger.info(f"{experiment.encoder} reads at most {max_tokens} tokens; longer inputs are truncated.")
+    finetuning, head_training = experiment.finetune, experiment.train
+    finetuning_rate = finetuning.learning_rate or encoder.learning_rate or task.learning_rate
+    head_rate = head_training.learning_rate or heads.DEFAULT_LEARNING_RATES[task.example_kind]
+    return PipelineConfig(
+        experiment=replace(
+            experiment,
+            heads=[str(config) for config in trained],
+            auxiliary_head=str(auxiliary_head),
+            precision=devices.resolve_precision(experiment.precision),
+        ),
+        task=task,
+        encoder=encoder,
+        heads=tuple(trained),
+        auxiliary_head=auxiliary_head,
+        finetuning=replace(
+            finetuning, learning_rate=finetuning_rate, batch_size=finetuning.batch_size or task.batch_size
+        ),
+        head_training=replace(
+            head_training, learning_rate=head_rate, batch_size=head_training.batch_size or task.batch_size
+        ),
+        max_tokens=max_tokens,
+    )
+
+
+def _check_encodings(trained: Sequence[HeadConfig], auxiliary_head: HeadConfig, task: Task) -> None:
+    """Refuse bi-encoding heads for tasks of one text, and for fine-tuning, which uses a cross-encoding."""
+    for config in [*trained, auxiliary_head]:
+        if config.uses_bi_encoding and task.example_kind != "pair":
+            raise BertVisionError(f"Head {str(config)!r} encodes two texts separately; {task.name} has one text.")
+    if auxiliary_head.uses_bi_encoding:
+        raise BertVisionError(
+            f"Fine-tuning encodes both texts of a pair together; {str(auxiliary_head)!r} can only be trained after it."
+        )

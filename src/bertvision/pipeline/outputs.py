@@ -1,0 +1,43 @@
+"""What a trained model predicts, before it is scored."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from bertvision.records import TrainingSeconds
+from bertvision.types import HeadShape, Predictions
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSummary:
+    """The size of a model and how it was trained. Its fields are those of `records.Metrics`."""
+
+    parameters: int
+    seconds: TrainingSeconds
+    best_epoch: int | None = None
+    epochs: int | None = None
+    validation_by_epoch: list[float] | None = None
+    training_loss: float | None = None
+    learning_rate: float | None = None
+    states_seconds: float | None = None
+    epoch: int | None = None
+    trained_at: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOutput:
+    """The predictions of a model on the held-out splits, and all that its run directory needs."""
+
+    name: str
+    """The specification of its head, or "BERT"."""
+    kind: str
+    """A key of `records.KINDS`."""
+    directory: str
+    """The name of its run directory (see cache_keys)."""
+    predictions: dict[str, Predictions]
+    """Logits of "validation" and "dev"."""
+    summary: TrainingSummary
+    shape: HeadShape | None = None
+    """The shape that its head was built for; None for BERT."""
+    weights: dict[str, Tensor] | None = None
+    """The weights of its head; None for BERT."""
