@@ -56,6 +56,9 @@ def test_every_flag_shown_exists():
     known = {name.replace("_", "-") for name in FLAGS} | {"set", "json", "runs", "help", "how", "data", "predictions"}
     known |= {
         "preset",
+        "output",
+        "nbest",
+        "install-completion",
         "trials",
         "target",
         "storage",

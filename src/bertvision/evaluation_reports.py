@@ -9,7 +9,7 @@ import numpy as np
 from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
 from bertvision.errors import BertVisionError
-from bertvision.tasks import Task, TextTask
+from bertvision.tasks import Example, Task, TextTask
 from bertvision.trained_model import TrainedModel
 
 AVERAGES = ("macro avg", "weighted avg")
@@ -63,12 +63,26 @@ def evaluate_file(
         label: Column of the label.
     """
     task = with_columns(model.task, text=text, text_pair=text_pair, label=label)
-    examples = task.read(Path(path))
+    examples = _read(task, Path(path))
     features = model.encode_examples(examples)
     predictions = model.logits(features)
     outcomes = task.outcomes(task.decode(predictions, features, model.settings), examples)
     calibration = task.calibration(predictions, features, model.settings, examples)
     return evaluation(task, outcomes, calibration)
+
+
+def _read(task: Task, path: Path) -> list[Example]:
+    """Read a labelled file. Where the official files of a task number its classes, names are accepted as well."""
+    try:
+        return task.read(path)
+    except BertVisionError:
+        if not isinstance(task, TextTask) or not task.numbered:
+            raise
+        try:
+            return replace(task, numbered=False).read(path)
+        except BertVisionError:
+            pass
+        raise
 
 
 def evaluation(task: Task, outcomes: np.ndarray, calibration: Mapping[str, float] | None = None) -> Evaluation:

@@ -266,8 +266,18 @@ def test_evaluate_with_other_columns(cli, result, files, tmp_path):
     expected = cli("evaluate", result.best.directory, "--data", files[1])[1]
     code, out, _ = cli(*words, "--text", "body", "--label", "team")
     assert code == 0 and out == expected
-    assert cli(*words)[0] == 1 and "It has: body, team" in cli(*words)[2]
+    code, _, err = cli(*words)
+    assert code == 1 and "It has: body, team. Choose columns with --text" in err
     assert "takes one text" in cli(*words, "--text-pair", "team")[2]
+
+
+def test_names_of_classes_that_official_files_number(model, files, tmp_path, monkeypatch):
+    monkeypatch.setattr(model, "task", replace(model.task, numbered=True))
+    by_name = evaluate_file(model, files[1])
+    numbers = [(text, sorted(CLASSES).index(label)) for text, label in rows_of(60, 1)]
+    assert evaluate_file(model, write_csv(tmp_path / "numbered.csv", numbers)) == by_name
+    with pytest.raises(BertVisionError, match="known labels: 0, 1, 2"):
+        evaluate_file(model, write_csv(tmp_path / "wrong.csv", [("ann", "nobody")]))
 
 
 def test_the_report_is_that_of_scikit_learn(cli, result, model, files):

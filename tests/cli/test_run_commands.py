@@ -236,3 +236,17 @@ def test_the_names_of_the_package_are_complete():
         assert getattr(bertvision, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         bertvision.nothing  # noqa: B018
+
+
+def test_help_has_no_brackets_that_are_read_as_markup():
+    """In the help of typer, "[both]" is an unknown style and disappears."""
+    import typer
+
+    from bertvision.cli import app
+
+    commands = [typer.main.get_command(app)]
+    while commands:
+        command = commands.pop()
+        commands += getattr(command, "commands", {}).values()
+        for parameter in command.params:
+            assert not re.search(r"(?<!\\)\[[a-z#/@]", getattr(parameter, "help", "") or ""), parameter.name

@@ -55,7 +55,7 @@ def predict(
             show_default=False,
         ),
     ] = "",
-    text: Annotated[str, typer.Option(help="Column of the text [as in training].", show_default=False)] = "",
+    text: Annotated[str, typer.Option(help="Column of the text (default: as in training).", show_default=False)] = "",
     text_pair: Annotated[str, typer.Option(help="Column of the second text of a pair.", show_default=False)] = "",
     nbest: Annotated[
         int | None, typer.Option(help="Also list the most probable classes or answers, this many.", min=1)
@@ -67,8 +67,9 @@ def predict(
 ) -> None:
     """Predict new text with a finished, shared or exported run.
 
-    Files are read and written in chunks, so they may be larger than memory. A row that cannot be predicted gets the
-    reason in the column `error`.
+    Files are processed in chunks, so they may be larger than memory.
+
+    A row that cannot be predicted has the reason in the column `error`.
 
     Example: bertvision predict rotten-tomatoes "a warm, funny film"
 
@@ -155,7 +156,7 @@ def share(
 def export(
     runs: RunReferences,
     onnx: Annotated[bool, typer.Option("--onnx", help="Export an ONNX graph (the only format).")] = True,
-    to: Annotated[Path | None, typer.Option(help="Directory to write [RUN/onnx].", show_default=False)] = None,
+    to: Annotated[Path | None, typer.Option(help="Directory to write (default: RUN/onnx).", show_default=False)] = None,
     int8: Annotated[bool, typer.Option("--int8", help="Store weights as int8: a quarter of the size.")] = False,
     data: Annotated[
         Path | None, typer.Option(help="Compare on this labelled file instead of dev.", show_default=False)
@@ -163,10 +164,10 @@ def export(
     rows: Annotated[int, typer.Option(help="Compare on this many rows (0: all).", min=0)] = 0,
     agreement: Annotated[
         float | None,
-        typer.Option(help="Percentage of predictions that must be equal [99.9; int8: 97].", min=0, max=100),
+        typer.Option(help="Percentage of predictions that must be equal (default: 99.9; int8: 97).", min=0, max=100),
     ] = None,
     tolerance: Annotated[
-        float | None, typer.Option(help="Largest difference of a score [0.0001; int8: not compared].", min=0)
+        float | None, typer.Option(help="Largest difference of a score (default: 0.0001; int8: any).", min=0)
     ] = None,
     root: Root = Path("runs"),
     as_json: Json = False,
@@ -227,7 +228,8 @@ def serve(
     port: Annotated[int, typer.Option(help="Port; 0: any free port.", min=0, max=65535)] = 8000,
     encoder: SeparateEncoder = "",
     key_file: Annotated[
-        Path | None, typer.Option(help=f"File with the API key [environment variable {KEY}].", show_default=False)
+        Path | None,
+        typer.Option(help=f"File with the API key (default: the variable {KEY}).", show_default=False),
     ] = None,
     max_batch_tokens: Annotated[int, typer.Option(help="Tokens in a batch, padding included.", min=1)] = 4096,
     batch_threads: Annotated[

@@ -16,34 +16,40 @@ if TYPE_CHECKING:
 
 # Flag -> (setting, type, help). A flag that is not given leaves the value of the file, or the default.
 FLAGS: dict[str, tuple[str, type, str]] = {
-    "task": ("task", str, "Task of `bertvision tasks`, or a,b,c for several; with --train-file, a name for your own."),
-    "encoder": ("encoder", str, "Alias of `bertvision encoders`, Hub name, or directory."),
-    "fractions": ("fractions", str, "Epochs of fine-tuning to save and score, e.g. 0,0.3,1."),
+    "task": ("task", str, "Task of `bertvision tasks`; several: a,b,c. With --train-file: a name for your task."),
+    "data_dir": ("data.data_dir", str, "Directory with the official files of the task."),
+    "source": (
+        "data.source",
+        str,
+        "Source of the task: local, hub or registry (default: the first that has it).",
+    ),
+    "train_file": ("data.train_file", str, "Your own training file: CSV, TSV, JSONL, Parquet or SQuAD JSON."),
+    "dev_file": ("data.dev_file", str, "Your own file to score on (default: a part of the training file)."),
+    "validation_file": ("data.validation_file", str, "Your own file to choose settings on (default: a part of train)."),
+    "text": ("data.text", str, "Column of the text (default: text)."),
+    "text_pair": ("data.text_pair", str, "Column of the second text, if texts are pairs."),
+    "label": ("data.label", str, "Column of the label (default: label)."),
+    "kind": ("data.kind", str, "What the labels are: classification, regression or auto (default: auto)."),
+    "limit": ("data.limit", int, "Train on this many rows drawn at random (default: all)."),
+    "limit_dev": ("data.limit_dev", int, "Score this many rows drawn at random (default: all)."),
+    "max_tokens": ("data.max_tokens", int, "Tokens after which texts are cut (default: depends on the task)."),
+    "encoder": ("encoder", str, "Short name of `bertvision encoders`, Hub name, or directory (default: minilm)."),
+    "fractions": ("fractions", str, "Epochs of fine-tuning after which the encoder is scored (default: 0.3,1)."),
+    "heads": ("heads", str, "Heads to train: 'learned,adapter:size=64', 'adapter*' or all (default: learned,default)."),
+    "at": ("head_fractions", str, "Fractions after which heads are trained (default: the smallest)."),
     "auxiliary_head": (
         "auxiliary_head",
         str,
-        "Head that is fine-tuned together with BERT's own; last: none.",
+        "Head that is fine-tuned together with BERT's own; bert-head: none (default: depends on the task).",
     ),
-    "frozen": ("frozen", int, "Number of lowest layers, embeddings first, that are not fine-tuned."),
-    "at": ("head_fractions", str, "Fractions at which heads are trained, e.g. 0.3."),
-    "heads": ("heads", str, "Heads to train, e.g. 'learned,adapter:size=64,token_pooling=max', 'adapter*' or all."),
+    "frozen": ("frozen", int, "Number of lowest layers, embeddings first, that are not fine-tuned (default: 0)."),
+    "seed": ("seed", int, "Seed of fine-tuning and of heads (default: 0)."),
     "states": ("states", str, "Where hidden states are kept: auto, memory, stream (nowhere) or store (on disk)."),
     "store_dtype": ("store.dtype", str, "Number type of stores: float32, float16, bfloat16, int8 or int4."),
-    "store_dir": ("store.directory", str, "Directory of stores [beside the encoder]."),
-    "seed": ("seed", int, "Seed of fine-tuning and of heads."),
-    "limit": ("data.limit", int, "Train on this many rows drawn at random (0: all)."),
-    "limit_dev": ("data.limit_dev", int, "Score this many rows drawn at random (0: all)."),
-    "max_tokens": ("data.max_tokens", int, "Longest input, in tokens (0: depends on the task)."),
-    "data_dir": ("data.data_dir", str, "Directory with the task's official files."),
-    "source": ("data.source", str, "local, hub or registry [the first that has the task]."),
-    "train_file": ("data.train_file", str, "Your own training file: CSV, TSV, JSONL, Parquet or SQuAD JSON."),
-    "dev_file": ("data.dev_file", str, "Your own file to score on [a part of train]."),
-    "validation_file": ("data.validation_file", str, "Your own file to choose settings on [a part of train]."),
-    "text": ("data.text", str, "Column of the text."),
-    "text_pair": ("data.text_pair", str, "Column of the second text of a pair."),
-    "label": ("data.label", str, "Column of the label."),
-    "kind": ("data.kind", str, "classification, regression or auto."),
+    "store_dir": ("store.directory", str, "Directory of stores (default: beside the encoder)."),
 }
+PANELS = {"task": "Data", "encoder": "Training", "states": "Hidden states"}
+"""The headings of the help, by the first flag below each."""
 
 
 def experiment_flags(command: Callable[..., None]) -> Callable[..., None]:
@@ -67,11 +73,14 @@ def experiment_flags(command: Callable[..., None]) -> Callable[..., None]:
         ),
     ]
     added.append(inspect.Parameter("preset", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=preset_flag))
+    panel = "Data"
     for name, (_, kind, text) in FLAGS.items():
-        annotation = Annotated[kind | None, typer.Option(help=text, show_default=False)]
+        panel = PANELS.get(name, panel)
+        annotation = Annotated[kind | None, typer.Option(help=text, show_default=False, rich_help_panel=panel)]
         added.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
     setting = Annotated[
-        list[str] | None, typer.Option("--set", help="Any other setting, e.g. train.epochs=3.", show_default=False)
+        list[str] | None,
+        typer.Option("--set", help="Another setting, e.g. train.epochs=3.", show_default=False),
     ]
     added.append(inspect.Parameter("settings", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=setting))
 

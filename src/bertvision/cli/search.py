@@ -28,11 +28,11 @@ def search(
     trials: Annotated[int, typer.Option(help="Number of settings to try, over all processes.")] = 20,
     seeds: Annotated[int, typer.Option(help="Seeds per trial; its score is their mean.")] = 1,
     space: Annotated[
-        list[str] | None, typer.Option(help="Values to try, e.g. size=[8,16] or learning_rate=[1e-4,1e-2].")
+        list[str] | None, typer.Option(help="Values to try, e.g. size=\\[8,16] or learning_rate=\\[1e-4,1e-2].")
     ] = None,
     shard: Annotated[float, typer.Option(help="Random share of train to search on (0: depends on the task).")] = 0.0,
     storage: Annotated[
-        str, typer.Option(help="Optuna storage URL, to share a search between machines [a local file].")
+        str, typer.Option(help="Optuna storage URL, to share a search between machines (default: a local file).")
     ] = "",
     trials_per_batch: Annotated[int, typer.Option(help="Trials that are drawn and trained together.")] = 5,
     address: Cluster = "",

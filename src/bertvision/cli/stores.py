@@ -20,10 +20,11 @@ StoreDirectory = Annotated[Path, typer.Argument(help="Directory of a store.")]
 Type = Annotated[str, typer.Option(help="float32, float16, bfloat16, int8 or int4.", show_default=False)]
 Layers = Annotated[str, typer.Option(help="all, last, last4, every2, 0,6,12 or 2-5; 0 is the embedding output.")]
 Encoding = Annotated[
-    str, typer.Option("--encoding", help="How pairs are encoded: cross, bi or both [both].", show_default=False)
+    str,
+    typer.Option("--encoding", help="Encoding of pairs: cross, bi or both (default: both).", show_default=False),
 ]
 PoolerOutput = Annotated[bool, typer.Option("--pooler-output", help="Also BERT's pooler output (sentence tasks).")]
-FirstTokenOnly = Annotated[bool, typer.Option("--first-token-only", help="Only the first token, [CLS], of every row.")]
+FirstTokenOnly = Annotated[bool, typer.Option("--first-token-only", help="Only the first token (CLS) of every row.")]
 FORMER_ENCODINGS = {"together": "cross", "apart": "bi"}
 
 

@@ -107,7 +107,7 @@ def submit(
     run: RunReference,
     out: Annotated[Path, typer.Option("--out", "-o", help="Directory for the files.")] = Path("submission"),
     file: Annotated[
-        Path | None, typer.Option(help="The official test file [saved predictions on dev].", show_default=False)
+        Path | None, typer.Option(help="The official test file (default: the dev rows).", show_default=False)
     ] = None,
     root: Root = Path("runs"),
 ) -> None:

@@ -44,7 +44,13 @@ def register(app: typer.Typer) -> None:
 
 
 def run(experiment: "Experiment", root: Root = Path("runs"), as_json: Json = False) -> None:
-    """Fine-tune an encoder, train heads and controls, combine them and score them all.
+    """Train a model: fine-tune an encoder briefly, train heads on all its layers, and score them on the dev rows.
+
+    The data are a task of `bertvision tasks` (--task) or your own file (--train-file).
+
+    The table marks the head with the best validation score; `bertvision predict TASK "a text"` uses it.
+
+    Example: bertvision run --train-file tickets.csv --text body --label team
 
     Example: bertvision run --task stsb --limit 1000 --heads learned,adapter:token_pooling=max
     """
@@ -187,9 +193,9 @@ def evaluate(
             show_default=False,
         ),
     ] = None,
-    text: Annotated[str, typer.Option(help="Column of the text [as in training].", show_default=False)] = "",
+    text: Annotated[str, typer.Option(help="Column of the text (default: as in training).", show_default=False)] = "",
     text_pair: Annotated[str, typer.Option(help="Column of the second text of a pair.", show_default=False)] = "",
-    label: Annotated[str, typer.Option(help="Column of the label [as in training].", show_default=False)] = "",
+    label: Annotated[str, typer.Option(help="Column of the label (default: as in training).", show_default=False)] = "",
     encoder: Annotated[
         str,
         typer.Option(help="Encoder of a run that was shared without it: a directory or a name.", show_default=False),
@@ -219,7 +225,11 @@ def evaluate(
         evaluation = evaluation_reports.evaluation(experiment_data.task, resolved.outcomes(), calibration)
     else:
         model = trained_model.load(resolve_model(run, root), encoder, precision="run")
-        evaluation = evaluation_reports.evaluate_file(model, data, text=text, text_pair=text_pair, label=label)
+        try:
+            evaluation = evaluation_reports.evaluate_file(model, data, text=text, text_pair=text_pair, label=label)
+        except BertVisionError as error:
+            hint = " Choose columns with --text, --text-pair and --label." if "has no column" in str(error) else ""
+            raise BertVisionError(f"{error}{hint}") from error
     if as_json:
         output.as_json(evaluation.to_dict())
         return
