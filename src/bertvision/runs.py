@@ -99,8 +99,7 @@ class Run:
     @property
     def has_encoder(self) -> bool:
         """Whether the weights of the fine-tuned encoder are present."""
-        directory = self.encoder_directory
-        return (directory / "model.safetensors").is_file() or any(directory.glob("model-*.safetensors"))
+        return has_weights(self.encoder_directory)
 
     @property
     def encoder_source(self) -> str:
@@ -120,6 +119,11 @@ class Run:
             if is_finished(directory) and _is_bert_of(Run(directory), first):
                 return Run(directory)
         return None
+
+
+def has_weights(directory: Path) -> bool:
+    """Whether a directory holds the weights of an encoder."""
+    return (directory / "model.safetensors").is_file() or any(directory.glob("model-*.safetensors"))
 
 
 def _is_bert_of(bert: Run, run: Run) -> bool:
