@@ -18,7 +18,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from bertvision import heads, pipeline, search
+from bertvision import heads, pipeline
+from bertvision.lab import search
 from bertvision.lab.searches import TrialSettings
 from bertvision.pipeline.experiment import Experiment, make
 from bertvision.tasks import TASKS

@@ -141,10 +141,7 @@ def test_a_missing_extra_is_named(command, package, extra):
     assert (done.returncode, done.stdout, done.stderr) == (1, "", expected)
 
 
-@pytest.mark.parametrize("hidden", [False, True], ids=["fcntl", "no fcntl"])
-def test_file_lock(tmp_path, monkeypatch, hidden):
-    if hidden:
-        monkeypatch.setitem(sys.modules, "fcntl", None)
+def test_file_lock(tmp_path):
     path, entered = tmp_path / "sub" / "store", []
 
     def wait_for_it():
@@ -166,15 +163,28 @@ def test_file_lock(tmp_path, monkeypatch, hidden):
         pass
 
 
-def test_the_lock_of_a_process_that_has_ended_is_released(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "fcntl", None)
-    from bertvision.files import HOST
+LOCK = """
+import sys, time
+from pathlib import Path
+{before}
+from bertvision.files import file_lock
+with file_lock(Path(sys.argv[1]), wait=False):
+    print("locked", flush=True)
+    {inside}
+"""
 
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    (tmp_path / ".store.lock").write_text(f"{HOST} {gone.pid}")
+
+def test_the_lock_of_a_process_that_was_killed_is_released(tmp_path):
+    code = LOCK.format(before="", inside="time.sleep(60)")
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "store")], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"locked\n"
+        with pytest.raises(BertVisionError, match="at work"), file_lock(tmp_path / "store", wait=False):
+            pass
+        process.kill()
     with file_lock(tmp_path / "store", wait=False):
         pass
-    (tmp_path / ".store.lock").write_text(f"elsewhere {gone.pid}")
-    with pytest.raises(BertVisionError, match="at work"), file_lock(tmp_path / "store", wait=False):
-        pass
+
+
+def test_file_lock_without_fcntl(tmp_path):
+    code = LOCK.format(before="sys.modules['fcntl'] = None", inside="pass")
+    assert run_python(code, str(tmp_path / "store")) == "locked\n"

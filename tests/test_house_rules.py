@@ -61,7 +61,7 @@ def files_of(rows: list[list[str]]) -> list[Path]:
     return [path for path in sorted(SOURCE.rglob("*.py")) if owner(path) in names]
 
 
-CORE_FILES = [*files_of(CORE), SOURCE / "__init__.py"]
+CORE_FILES = files_of(CORE)
 CHECKED_FILES = [*CORE_FILES, *(path for path in files_of(LIBRARY) if owner(path) not in UNCHECKED)]
 
 

@@ -19,9 +19,10 @@ from bertvision.inputs import (
     read_items,
     read_rows,
     read_texts,
+    task_from_files,
     task_from_rows,
 )
-from bertvision.tasks import Span, UserFiles, task_from_dict, task_from_files
+from bertvision.tasks import Span, UserFiles, task_from_dict
 from conftest import squad_json
 
 try:

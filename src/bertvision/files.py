@@ -6,13 +6,12 @@ import json
 import os
 import platform
 import shutil
-import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-import psutil
+from filelock import FileLock, Timeout
 
 from bertvision.errors import BertVisionError
 
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 HOST = platform.node() or "localhost"  # machines that share a disk may have processes with the same id
-LOCK_POLL_SECONDS = 0.1
 
 
 def temporary_name(path: Path) -> Path:
@@ -78,54 +76,22 @@ def atomic_directory(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def file_lock(path: Path, *, wait: bool) -> Iterator[None]:
-    """Lock `path`, so that one process at a time writes it. Without `wait`, a lock that is held is an error."""
-    lock_path = path.with_name(f".{path.name}.lock")
-    with ExitStack() as held:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            held.enter_context(_system_lock(lock_path, wait))
-        except BlockingIOError:
-            raise BertVisionError(f"Another process is at work on {path}. Wait for it, or stop it.") from None
-        except OSError as error:
-            raise write_error(path, error) from error
-        yield
+    """Lock `path`, so that one process at a time writes it. Without `wait`, a lock that is held is an error.
 
-
-@contextmanager
-def _system_lock(lock_path: Path, wait: bool) -> Iterator[None]:
-    """Lock with `flock`, which the system releases when the process ends; where there is none, with a file."""
+    The lock is released when the process ends, however it ends.
+    """
+    lock = FileLock(path.with_name(f".{path.name}.lock"))
     try:
-        import fcntl
-    except ImportError:  # Windows
-        with _exclusive_file(lock_path, wait):
-            yield
-        return
-    with open(lock_path, "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-
-
-@contextmanager
-def _exclusive_file(lock_path: Path, wait: bool) -> Iterator[None]:
-    """Lock by creating a file that must not exist yet. A file left by a process that has ended is removed."""
-    while True:
-        try:
-            with open(lock_path, "x") as file:
-                file.write(f"{HOST} {os.getpid()}")
-            break
-        except FileExistsError:
-            with suppress(OSError, ValueError):
-                host, process_id = lock_path.read_text().split(" ")
-                if host == HOST and not psutil.pid_exists(int(process_id)):
-                    lock_path.unlink()
-                    continue
-            if not wait:
-                raise BlockingIOError from None
-            time.sleep(LOCK_POLL_SECONDS)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire(blocking=wait)
+    except Timeout:
+        raise BertVisionError(f"Another process is at work on {path}. Wait for it, or stop it.") from None
+    except OSError as error:
+        raise write_error(path, error) from error
     try:
         yield
     finally:
-        lock_path.unlink(missing_ok=True)
+        lock.release()
 
 
 def sync_directory(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The contents of a run's JSON files as frozen dataclasses: what was done, and what came out."""
+"""The contents of a run's JSON files as frozen dataclasses: its settings and its results."""
 
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any, TypeVar
@@ -113,7 +113,7 @@ class RunRecord:
     kind: str
     """A key of KINDS."""
     task: dict[str, Any]
-    """Description of the task, as returned by `Task.describe`."""
+    """The task, as returned by `Task.to_dict`."""
     max_tokens: int
     source: str
     """Where the data came from."""
@@ -181,7 +181,7 @@ class CheckpointRecord:
 
 def _build(kind: type[T], values: dict[str, Any], where: str) -> T:
     """Build a dataclass; keys it does not have are ignored, so that fields can be added without a new format."""
-    names = {each.name for each in fields(kind)}  # pyright: ignore[reportArgumentType]
+    names = {item.name for item in fields(kind)}  # pyright: ignore[reportArgumentType]
     try:
         return kind(**{name: value for name, value in values.items() if name in names})
     except TypeError as error:
@@ -191,5 +191,5 @@ def _build(kind: type[T], values: dict[str, Any], where: str) -> T:
 def _set_fields(record: Any) -> dict[str, Any]:
     """Return a record as plain JSON, without the optional fields that have no value."""
     values = asdict(record)
-    required = {each.name for each in fields(record) if each.default is each.default_factory is MISSING}
+    required = {item.name for item in fields(record) if item.default is item.default_factory is MISSING}
     return {name: value for name, value in values.items() if name in required or value not in (None, "", (), {})}

@@ -48,13 +48,13 @@ class Run:
 
     @cached_property
     def record(self) -> RunRecord:
-        """What was done."""
+        """The settings of the run."""
         values = legacy.upgrade_record(self._experiment) if self._is_legacy else self._experiment
         return RunRecord.from_dict(values, str(self.directory / "experiment.json"))
 
     @cached_property
     def metrics(self) -> Metrics:
-        """What came out."""
+        """The results of the run."""
         values = read_json(self.directory / "metrics.json", "metrics of a run")
         values = legacy.upgrade_metrics(values) if self._is_legacy else values
         return Metrics.from_dict(values, str(self.directory / "metrics.json"))
@@ -99,8 +99,7 @@ class Run:
     @property
     def has_encoder(self) -> bool:
         """Whether the weights of the fine-tuned encoder are present."""
-        directory = self.encoder_directory
-        return (directory / "model.safetensors").is_file() or any(directory.glob("model-*.safetensors"))
+        return has_weights(self.encoder_directory)
 
     @property
     def encoder_source(self) -> str:
@@ -122,9 +121,15 @@ class Run:
         return None
 
 
+def has_weights(directory: Path) -> bool:
+    """Whether a directory holds the weights of an encoder."""
+    return (directory / "model.safetensors").is_file() or any(directory.glob("model-*.safetensors"))
+
+
 def _is_bert_of(bert: Run, run: Run) -> bool:
     """Tell whether a run is BERT's own on the task and the encoder of another run."""
-    identities = [(each.record.task, each.record.encoder_hash, each.record.max_tokens) for each in (bert, run)]
+    records = [bert.record, run.record]
+    identities = [(record.task, record.encoder_hash, record.max_tokens) for record in records]
     return bert.kind == "bert" and identities[0] == identities[1]
 
 
@@ -140,8 +145,8 @@ def save_run(
 
     Args:
         directory: where to write it.
-        record: what was done.
-        metrics: what came out.
+        record: the settings of the run.
+        metrics: its results.
         predictions: logits of "validation" and "dev".
         outcomes: how each development answer compares with its label.
         weights: of the head, if it has one.

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bertvision.encoders import BERT_HEAD_FILE
+from bertvision.encoders import BERT_HEAD_FILE, load_encoder, weights_hash
 from bertvision.errors import BertVisionError
 from bertvision.files import atomic_directory, require_space
 from bertvision.model_card import model_card
@@ -40,10 +40,6 @@ def save_pretrained(run: Run, directory: Path, *, encoder: bool = True) -> Path:
     if len({member.record.encoder_hash for member in members or [run]}) > 1:
         raise BertVisionError("The members of this ensemble use several encoders; share each member by itself.")
     first = (members or [run])[0]
-    if encoder and not first.has_encoder:
-        raise BertVisionError(
-            f"{run.directory} has no encoder at {first.encoder_directory}. Share the run without its encoder."
-        )
     if encoder:
         size = sum(file.stat().st_size for file in first.encoder_directory.iterdir() if file.is_file())
         require_space(directory, size, "The shared run")
@@ -84,7 +80,15 @@ def copy_tokenizer(run: Run, directory: Path) -> None:
 
 def _copy_encoder(run: Run, directory: Path, *, weights: bool) -> None:
     copy_tokenizer(run, directory)
-    if weights:
+    if weights and not run.has_encoder:  # it was not fine-tuned, so the run has no copy of it
+        public = load_encoder(run.record.encoder).encoder
+        if weights_hash(public) != run.record.encoder_hash:
+            raise BertVisionError(
+                f"{run.directory} has no encoder at {run.encoder_directory}, and {run.record.encoder} has other "
+                "weights. Share the run without its encoder."
+            )
+        public.save_pretrained(directory)
+    elif weights:
         for file in sorted(run.encoder_directory.iterdir()):
             if WEIGHT_FILES.fullmatch(file.name):
                 shutil.copyfile(file, directory / file.name)

@@ -148,30 +148,22 @@ class Batch:
 
     def to(self, device: torch.device) -> "Batch":
         """Return the batch with all tensors on a device."""
-        inputs = self.inputs
-        if isinstance(inputs, dict):
-            inputs = {name: tensor.to(device, non_blocking=True) for name, tensor in inputs.items()}
-        else:
-            inputs = inputs.to(device, non_blocking=True)
-        return replace(
-            self,
-            inputs=inputs,
-            attention_mask=self.attention_mask.to(device, non_blocking=True),
-            labels=self.labels.to(device, non_blocking=True),
-            text_ids=None if self.text_ids is None else self.text_ids.to(device, non_blocking=True),
-            weights=None if self.weights is None else self.weights.to(device, non_blocking=True),
-        )
+        return self._map(lambda tensor: tensor.to(device, non_blocking=True))
 
     def rows_between(self, start: int, end: int) -> "Batch":
         """Return the rows from `start` to before `end` as a batch."""
-        part, inputs = slice(start, end), self.inputs
-        return Batch(
-            rows=self.rows[part],
-            inputs={name: x[part] for name, x in inputs.items()} if isinstance(inputs, dict) else inputs[part],
-            attention_mask=self.attention_mask[part],
-            labels=self.labels[part],
-            text_ids=None if self.text_ids is None else self.text_ids[part],
-            weights=None if self.weights is None else self.weights[part],
+        return replace(self._map(lambda tensor: tensor[start:end]), rows=self.rows[start:end])
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
+        """Apply a function to every tensor."""
+        inputs = self.inputs
+        return replace(
+            self,
+            inputs={name: function(x) for name, x in inputs.items()} if isinstance(inputs, dict) else function(inputs),
+            attention_mask=function(self.attention_mask),
+            labels=function(self.labels),
+            text_ids=None if self.text_ids is None else function(self.text_ids),
+            weights=None if self.weights is None else function(self.weights),
         )
 
 

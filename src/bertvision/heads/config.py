@@ -144,7 +144,7 @@ class HeadConfig:
     def _check(self) -> None:
         options = self.options
         given: dict[str, Any] = dict(self.given)
-        smallest = 0 if self.name == "adapter-pooler" else 1
+        smallest = min(1, options_of(self.name).get("size", 1))  # 0 where the head chooses the size itself
         if given.get("size", 1) < smallest or not 0 <= given.get("dropout", 0) < 1:
             raise BertVisionError(f"Head {str(self)!r} needs size >= 1 and dropout from 0 to less than 1.")
         if not 1 <= self.members <= MAX_MEMBERS:
@@ -175,7 +175,7 @@ def options_of(name: str) -> dict[str, Any]:
     build = lookup(HEADS, name, "head").build
     parameters, spec = list(signature(build).parameters.values())[1:], input_spec_of(build)
     passes_on = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters)
-    named = {each.name: each.default for each in parameters if each.kind is not Parameter.VAR_KEYWORD}
+    named = {option.name: option.default for option in parameters if option.kind is not Parameter.VAR_KEYWORD}
     options = (COMMON_OPTIONS if passes_on else {}) | named | WRAPPER_OPTIONS
     options |= {"layers": spec.layers, "encoding": spec.encoding}
     if name == BERT_HEAD:
@@ -209,11 +209,6 @@ def split_specs(text: str) -> list[str]:
         else:
             specs.append(piece)
     return specs
-
-
-def expand(text: str, kind: str | None = None) -> list[HeadConfig]:
-    """Read a list of specifications as `split_specs` does. "default" needs the `kind` of task."""
-    return [HeadConfig.parse(spec, kind) for spec in split_specs(text)]
 
 
 def resolve_heads(specs: Sequence[str], kind: str) -> list[HeadConfig]:

@@ -1,5 +1,6 @@
 """Input data: texts, labels, groups and weights from lists, arrays, data frames, data sets and files."""
 
+from bertvision.inputs.custom_tasks import task_from_files
 from bertvision.inputs.labels import ClassLabelEncoder
 from bertvision.inputs.rows import (
     Rows,
@@ -21,5 +22,6 @@ __all__ = [
     "read_items",
     "read_rows",
     "read_texts",
+    "task_from_files",
     "task_from_rows",
 ]

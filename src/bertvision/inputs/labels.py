@@ -12,9 +12,9 @@ import numpy as np
 from sklearn.exceptions import DataConversionWarning
 
 from bertvision.errors import BertVisionError
+from bertvision.inputs.custom_tasks import check_labels
 from bertvision.inputs.tables import Columns, describe, is_missing, refuse_row, to_list
 from bertvision.tasks.base import Span
-from bertvision.tasks.custom_task import check_labels
 from bertvision.tasks.reading import question
 from bertvision.tasks.text import as_number, label_name
 

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from bertvision.errors import BertVisionError
+from bertvision.inputs.custom_tasks import infer_outputs
 from bertvision.inputs.labels import ClassLabelEncoder, class_index, read_labels, score
 from bertvision.inputs.tables import (
     Columns,
@@ -20,7 +21,6 @@ from bertvision.inputs.tables import (
     to_list,
 )
 from bertvision.tasks.base import Example, Task
-from bertvision.tasks.custom_task import infer_outputs
 from bertvision.tasks.text import TextTask, as_number, label_name
 
 

@@ -2,7 +2,7 @@
 
     from bertvision.lab import Experiment, run, study, search, report
 
-    run(Experiment(task="mrpc"))                    # fine-tune, train heads, score: a ExperimentResult
+    run(Experiment(task="mrpc"))                    # fine-tune, train heads, score: an ExperimentResult
     study(Experiment(task="mrpc"), "zoo")           # one table of the paper over several seeds: a StudyResult
     search(Experiment(task="mrpc"), trials=20)      # tune on the validation split: a SearchResult
     report(["runs"], "report.html")                 # one HTML page of all studies and searches below a directory

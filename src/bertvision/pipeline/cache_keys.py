@@ -126,6 +126,11 @@ def head_run(data: ExperimentData, checkpoint: "Checkpoint", config: HeadConfig,
     return f"{head_label(data, config)}-{value_hash([settings, str(config), fingerprint(data.dev)])}"
 
 
+def stopped_run(directory: str) -> str:
+    """Return the name of the run directory of a head whose training was stopped by a callback."""
+    return f"{directory}-stopped"
+
+
 def head_label(data: ExperimentData, config: HeadConfig) -> str:
     """Return a short name of a head for directories: its name, or "default" and the control of the default head."""
     label = config.label(data.task.example_kind)

@@ -15,10 +15,11 @@ from bertvision.cpu_optimizations import use_cpu_optimizations
 from bertvision.encoders import Encoder, load_encoder_info
 from bertvision.errors import BertVisionError, lookup
 from bertvision.heads import HeadConfig
+from bertvision.inputs import task_from_files
 from bertvision.pipeline.config import PipelineConfig, resolve
 from bertvision.pipeline.experiment import Experiment, TrainingConfig
 from bertvision.states import TokenBatches
-from bertvision.tasks import TASKS, DataRequest, DataSplits, Example, Task, UserFiles, draw_nested, task_from_files
+from bertvision.tasks import TASKS, DataRequest, DataSplits, Example, Task, UserFiles, draw_nested
 from bertvision.training import predict
 from bertvision.types import Batches, Features, HeadShape, Predictions
 

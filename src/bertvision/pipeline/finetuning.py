@@ -13,6 +13,8 @@ from bertvision import devices, distributed, memory
 from bertvision.cpu_optimizations import use_cpu_optimizations
 from bertvision.encoders import (
     AUXILIARY_HEAD_FILE,
+    BERT_HEAD_FILE,
+    ENCODERS,
     Encoder,
     EncoderWithHead,
     LoadedEncoder,
@@ -35,8 +37,9 @@ from bertvision.pipeline import cache_keys
 from bertvision.pipeline.data import ExperimentData, with_cpu_setting
 from bertvision.pipeline.multitask import MixedBatches, MultiTaskModel
 from bertvision.records import CheckpointRecord
+from bertvision.runs import has_weights
 from bertvision.states import ComputedStates, TokenBatches
-from bertvision.training import Checkpointer, FitOptions, FractionRecord, Loss, fit
+from bertvision.training import STOPPED, Checkpointer, FitOptions, FractionRecord, Loss, fit
 from bertvision.types import Batches, StateView
 
 SavedModel = EncoderWithHead | TwoHeadModel
@@ -48,6 +51,8 @@ class CheckpointSet:
 
     directory: Path
     fractions: list[float]
+    stopped: bool = False
+    """Whether a callback stopped the fine-tuning. The last fraction is then the one that was reached."""
 
     def encoder(self, fraction: float) -> Path:
         """Return the directory of the encoder of a fraction."""
@@ -121,9 +126,12 @@ def finetune_tasks(members: Sequence[ExperimentData], root: Path) -> list[Checkp
         if not distributed.broadcast_decision(all(saved.is_complete(fraction) for saved in checkpoint_sets))
     ]
     if missing:
-        _finetune_missing(members, loaded, checkpoint_sets, missing, settings)
+        reached = _finetune_missing(members, loaded, checkpoint_sets, missing, settings)
         del loaded
         memory.trim_memory()
+        if reached is not None:
+            fractions = sorted({fraction for fraction in fractions if fraction < reached} | {reached})
+            return [CheckpointSet(saved.directory, fractions, stopped=True) for saved in checkpoint_sets]
     return checkpoint_sets
 
 
@@ -133,14 +141,21 @@ def _finetune_missing(
     checkpoint_sets: Sequence[CheckpointSet],
     missing: Sequence[float],
     settings: Mapping[str, Any],
-) -> None:
-    """Fine-tune an encoder and save the checkpoints of all tasks at the missing fractions."""
+) -> float | None:
+    """Fine-tune an encoder and save the checkpoints of all tasks at the missing fractions.
+
+    Returns:
+        The fraction that was reached, if a callback stopped the fine-tuning; else None.
+    """
     first = members[0]
     loaded.encoder.freeze(first.experiment.frozen)
     training = _one_task(first, loaded) if len(members) == 1 else _several_tasks(members, loaded)
 
+    saved_fractions: list[float] = []
+
     def save(record: FractionRecord | None) -> None:
         reached = CheckpointRecord.from_dict(asdict(record)) if record else CheckpointRecord(fraction=0.0)
+        saved_fractions.append(reached.fraction)
         for member, saved, model in zip(members, checkpoint_sets, training.saved_models, strict=True):
             if distributed.is_main_process():
                 write_json(saved.directory / "settings.json", settings)
@@ -149,18 +164,19 @@ def _finetune_missing(
     if max(missing) == 0:
         save(None)
         distributed.barrier()
-    else:
-        names = ", ".join(member.task.name for member in members)
-        options = FitOptions(
-            seed=first.experiment.seed,
-            fractions=missing,
-            on_fraction=save,
-            scale_loss=first.experiment.precision == "float16",
-            label=f"fine-tune {names}",
-            stage="finetune",
-            callbacks=first.callbacks,
-        )
-        _train_encoder(first, training, options, checkpoint_sets[0].directory)
+        return None
+    names = ", ".join(member.task.name for member in members)
+    options = FitOptions(
+        seed=first.experiment.seed,
+        fractions=missing,
+        on_fraction=save,
+        scale_loss=first.experiment.precision == "float16",
+        label=f"fine-tune {names}",
+        stage="finetune",
+        callbacks=first.callbacks,
+    )
+    stopped = _train_encoder(first, training, options, checkpoint_sets[0].directory)
+    return saved_fractions[-1] if stopped else None
 
 
 def _one_task(data: ExperimentData, loaded: LoadedEncoder) -> EncoderTraining:
@@ -190,8 +206,8 @@ def _several_tasks(members: Sequence[ExperimentData], loaded: LoadedEncoder) -> 
     return EncoderTraining(model=model, batches=batches, loss=loss, saved_models=berts)
 
 
-def _train_encoder(data: ExperimentData, training: EncoderTraining, options: FitOptions, directory: Path) -> None:
-    """Train a model. An interrupted training resumes from a file in `directory`."""
+def _train_encoder(data: ExperimentData, training: EncoderTraining, options: FitOptions, directory: Path) -> bool:
+    """Train a model; return whether a callback stopped it. A training that was interrupted or stopped resumes."""
     config = replace(data.config.finetuning, epochs=max(data.experiment.fractions))
     if config.schedule == "constant":
         config = replace(config, epochs=max(options.fractions))
@@ -207,9 +223,12 @@ def _train_encoder(data: ExperimentData, training: EncoderTraining, options: Fit
             Checkpointer(resume, directory.name),
         )
     distributed.barrier()
-    resume.unlink(missing_ok=True)
+    stopped = train_states["bert"].stopped == STOPPED
+    if not stopped:
+        resume.unlink(missing_ok=True)
     if failed := train_states["bert"].failed:
         raise BertVisionError(f"Fine-tuning diverged: {failed}.")
+    return stopped
 
 
 def _import_checkpoints(data: ExperimentData, root: Path) -> CheckpointSet:
@@ -257,18 +276,31 @@ def _save_checkpoint(
 ) -> None:
     """Save the encoder of a fraction. The file that marks it as complete is written last."""
     with atomic_directory(checkpoints.encoder(record.fraction)) as directory:
-        save_encoder(directory, model.bert if isinstance(model, TwoHeadModel) else model, data.tokenizer)
+        bert = model.bert if isinstance(model, TwoHeadModel) else model
+        if record.fraction == 0 and _has_public_weights(data):
+            bert.encoder.model.config.save_pretrained(directory)
+            data.tokenizer.save_pretrained(directory)
+            save_tensors(directory / BERT_HEAD_FILE, bert.head.state_dict())
+        else:
+            save_encoder(directory, bert, data.tokenizer)
         if isinstance(model, TwoHeadModel):
             save_tensors(directory / AUXILIARY_HEAD_FILE, model.auxiliary_head.state_dict())
         write_json(directory / "checkpoint.json", record.to_dict())
 
 
+def _has_public_weights(data: ExperimentData) -> bool:
+    """Whether the encoder that fine-tuning starts from can be loaded again by its name, so that no copy is needed."""
+    name = data.experiment.encoder
+    entry = ENCODERS.get(name)
+    return data.encoder is None and not Path(name).is_dir() and not (entry and entry.factory)
+
+
 def open_checkpoint(data: ExperimentData, checkpoints: CheckpointSet, fraction: float) -> Checkpoint:
     """Load the encoder of a fraction, frozen."""
     directory, device = checkpoints.encoder(fraction), devices.device()
-    loaded = load(data, str(directory))
+    loaded = load(data, str(directory) if has_weights(directory) else "")
     bert_head = BertHead(data.shape(loaded.encoder), dropout=loaded.dropout)
-    load_head_weights(bert_head, loaded.last)
+    load_head_weights(bert_head, load_tensors(directory / BERT_HEAD_FILE, "BERT's own head")[0])
     encoder = loaded.encoder.to(device).eval().requires_grad_(False)
     auxiliary_head = None
     if (directory / AUXILIARY_HEAD_FILE).is_file():

@@ -33,7 +33,7 @@ from bertvision.pipeline.outputs import ModelOutput, TrainingSummary
 from bertvision.pipeline.states import held_out_states, states
 from bertvision.records import TrainingSeconds
 from bertvision.runs import Run
-from bertvision.training import Checkpointer, FitOptions, TrainState, fit
+from bertvision.training import STOPPED, Checkpointer, FitOptions, TrainState, fit
 from bertvision.types import Batches, HeadShape, Predictions, StateView
 
 BERT = "BERT"
@@ -94,15 +94,18 @@ def train_heads(
     predictions = _predict(data, checkpoint, view, {str(c): s.model for c, s in trained.items()}, hidden.validation)
     outputs = [bert_output(data, checkpoint, predictions[BERT])]
     for config, train_state in trained.items():
+        stopped = train_state.stopped == STOPPED
+        directory = cache_keys.head_run(data, checkpoint, config, start)
         outputs.append(
             ModelOutput(
                 name=str(config),
                 kind=kinds[config],
-                directory=cache_keys.head_run(data, checkpoint, config, start),
+                directory=cache_keys.stopped_run(directory) if stopped else directory,
                 predictions=predictions[str(config)],
                 summary=_summary(checkpoint, train_state, hidden.seconds),
                 shape=shape,
                 weights={key: value.cpu() for key, value in train_state.model.state_dict().items()},
+                stopped=stopped,
             )
         )
     return outputs

@@ -41,3 +41,5 @@ class ModelOutput:
     """The shape that its head was built for; None for BERT."""
     weights: dict[str, Tensor] | None = None
     """The weights of its head; None for BERT."""
+    stopped: bool = False
+    """Whether a callback stopped its training. Such a run is not reused when the experiment is run again."""

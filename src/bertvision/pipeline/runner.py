@@ -81,7 +81,7 @@ def run_data(data: ExperimentData, root: Path, *, start: Run | None = None) -> E
     checkpoints = finetune(data, root)
     runs = runs_of(data, checkpoints, with_ensembles=True, start=start)
     trained = [run for run in runs if run.kind in ("head", "control")]
-    last = [run for run in trained if run.record.fraction == max(data.experiment.head_fractions)]
+    last = [run for run in trained if run.record.fraction == max(run.record.fraction for run in trained)]
     best = choose_best(last) if last else max(runs, key=lambda run: run.validation_score)
     result = ExperimentResult(runs, best, cache_keys.results_file(checkpoints.directory, runs))
     if distributed.is_main_process():
@@ -113,7 +113,7 @@ def runs_of(
     runs: list[Run] = []
     for fraction in checkpoints.fractions:
         checkpoint = open_checkpoint(data, checkpoints, fraction)
-        if fraction not in data.experiment.head_fractions:
+        if fraction not in data.experiment.head_fractions and not checkpoints.stopped:
             runs.append(bert_run(data, checkpoint))
             continue
         bert, *trained = checkpoint_runs(data, checkpoint, start=start)
@@ -145,10 +145,15 @@ def checkpoint_runs(data: ExperimentData, checkpoint: Checkpoint, *, start: Run 
         # If the process was killed between the first and the last evaluation, the saved training is of all heads.
         if distributed.broadcast_decision(cache_keys.head_resume_file(data, checkpoint, list(kinds), start).exists()):
             missing = kinds
-        for output in train_heads(data, checkpoint, missing, start):
-            if not is_finished(checkpoint.directory / output.directory):
+        outputs = train_heads(data, checkpoint, missing, start)
+        for output in outputs:
+            if output.stopped or not is_finished(checkpoint.directory / output.directory):
                 evaluate(data, checkpoint, output)
-        if distributed.is_main_process():
+        stopped = any(output.stopped for output in outputs)
+        if stopped:
+            names = {output.name: checkpoint.directory / output.directory for output in outputs}
+            directories = {config: names.get(str(config), path) for config, path in directories.items()}
+        elif distributed.is_main_process():
             cache_keys.head_resume_file(data, checkpoint, list(missing), start).unlink(missing_ok=True)
     trained = [Run(directory) for directory in directories.values() if is_finished(directory)]
     return [bert_run(data, checkpoint), *trained]

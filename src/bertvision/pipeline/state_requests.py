@@ -133,10 +133,10 @@ def open_states(
         ):
             return source.over(tokens)
         store = request.store()
-    stored = StoredStates(store, tokens.plan, source.view, dtype=dtype, device=device)
+    stored = StoredStates(store, tokens.plan, source.view, dtype=dtype, device=device, weights=request.rows.weights)
     if mode == "store" or not few:  # a store may have been requested because memory is short
         return stored
-    return InMemoryStates(read_into_memory(stored, source.tokens.plan, dtype=dtype), store.row_table, tokens.plan)
+    return InMemoryStates(read_into_memory(stored, source.tokens.plan, dtype=dtype), request.rows, tokens.plan)
 
 
 def _storing_is_faster(request: StateRequest, plan: BatchPlan) -> bool:

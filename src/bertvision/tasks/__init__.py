@@ -1,7 +1,6 @@
 """Tasks: what is predicted from which texts, how logits become answers, and how answers are scored."""
 
 from bertvision.tasks.base import DataRequest, DataSource, DataSplits, Example, Span, Task
-from bertvision.tasks.custom_task import task_from_files
 from bertvision.tasks.decoding import Answer, SpanCandidate
 from bertvision.tasks.kinds import TASK_KINDS, register_task_kind, task_from_dict
 from bertvision.tasks.reading import read_table
@@ -30,5 +29,4 @@ __all__ = [
     "register_task",
     "register_task_kind",
     "task_from_dict",
-    "task_from_files",
 ]

@@ -161,7 +161,7 @@ class SquadTask(Task):
             margins = no_answer_margins(predictions, features)
             return {id: self._format_class(float(sigmoid(margin))) for id, margin in margins.items()}
         threshold = settings.get("null_threshold", 0.0)
-        # Runs that were saved without a fitted scale have the threshold alone, which stands for one half.
+        # Runs saved without a fitted scale have a threshold only: "no answer" has probability 0.5 there.
         slope, bias = settings.get("null_slope", 1.0), settings.get("null_bias", -threshold)
         return {
             id: {

@@ -1,4 +1,4 @@
-"""The table of tasks that have a name. Benchmarks are added to it by the laboratory."""
+"""The table of tasks by name. The entry point "benchmarks" adds the benchmarks of the laboratory."""
 
 from typing import Any
 
@@ -25,6 +25,6 @@ def register_task(task: Any) -> Task:
     `task` is a `Task`, or a function without arguments that makes one. Its class needs `register_task_kind`, so that
     saved models of the task can be loaded.
     """
-    made = _as_task(task)
-    TASKS.register(made.name, made)
-    return made
+    task = _as_task(task)
+    TASKS.register(task.name, task)
+    return task

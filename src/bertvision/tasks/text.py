@@ -124,8 +124,8 @@ class TextTask(Task):
             return number
         name = label_name(int(label) if isinstance(label, bool) and "True" not in index else label)
         if name not in index:
-            known = ", ".join(index)
-            table.refuse(line, f"the label is {label_name(label)!r}, which is not one of the known labels: {known}.")
+            labels = ", ".join(index)
+            table.refuse(line, f"the label is {label_name(label)!r}, which is not one of the known labels: {labels}.")
         return index[name]
 
     # Splitting

@@ -1,16 +1,25 @@
-"""The table of convolutional heads."""
+"""The table of the heads of the published study that are not part of the core."""
 
 from functools import partial
 
 from bertvision.heads.head import Head
-from bertvision.heads.layer_pooling import MeanLayers, PoolThenNetwork, ScalarMix
-from bertvision.heads.table import PAPER_SIZE, HeadEntry, pooled_adapter
+from bertvision.heads.layer_pooling import MeanLayers, ScalarMix
+from bertvision.heads.table import HeadEntry, adapter
 from bertvision.lab.heads.cnn import cnn_1xn, cnn_nxn
 from bertvision.lab.heads.inception import inception
+from bertvision.lab.heads.wide_adapters import PAPER_SIZE, PoolThenNetwork, adapter_and_mix, pooled_adapter
 from bertvision.lab.heads.xception import xception, xception_small
 
 # fmt: off
-CONVOLUTIONAL_HEADS: dict[str, HeadEntry] = {
+PAPER_HEADS: dict[str, HeadEntry] = {
+    "adapter-386": HeadEntry(lambda shape, size=PAPER_SIZE, **options: adapter(shape, size, **options), "a wide adapter shared by all layers", "adapter 386 shared"),
+    "adapter-386-skip": HeadEntry(lambda shape, size=PAPER_SIZE, **options: adapter(shape, size, skip=True, **options), "the same, concatenated with the last layer", "adapter 386 shared + skip"),
+    "adapter-386-independent": HeadEntry(lambda shape, size=PAPER_SIZE, **options: adapter(shape, size, shared=False, **options), "a separate wide adapter for each layer", "adapter 386 independent"),
+    "adapter-386-independent-skip": HeadEntry(lambda shape, size=PAPER_SIZE, **options: adapter(shape, size, shared=False, skip=True, **options), "the same, concatenated with the last layer", "adapter 386 independent + skip"),
+    "adapter-pooler": HeadEntry(lambda shape, size=0, token_pooling="flatten", **options: adapter(shape, size or (384 if shape.per_token else 128), token_pooling=token_pooling, **options), "adapter, tokens concatenated (fixed length)", "AdapterPooler"),
+    "learned-adapter-386-skip": HeadEntry(lambda shape, size=PAPER_SIZE, **options: pooled_adapter(shape, ScalarMix(shape.num_channels), size, skip=True, **options), "learned weights, adapter, concatenated with the last layer", "LP -> adapter 386 + skip; adapter pooler Tenney"),
+    "mean-adapter-386-skip": HeadEntry(lambda shape, size=PAPER_SIZE, **options: pooled_adapter(shape, MeanLayers(), size, skip=True, **options), "average, adapter, concatenated with the last layer", "adapter pooler average"),
+    "adapter-386-skip-learned": HeadEntry(lambda shape, size=PAPER_SIZE, **options: adapter_and_mix(shape, size, **options), "adapters on every layer and on their learned mix, concatenated with the last layer", "adapter 386 shared + skip + LP (Tenney)"),
     "cnn-1xn": HeadEntry(lambda shape, **options: Head(shape, cnn_1xn(shape.num_channels), **options), "convolutions along the width, layers as channels", "1xN CNN"),
     "cnn-1xn-dropout": HeadEntry(lambda shape, **options: Head(shape, cnn_1xn(shape.num_channels, dropout=0.1), **options), "the same with dropout", "1xN CNN, dropout"),
     "cnn-1xn-dilated": HeadEntry(lambda shape, **options: Head(shape, cnn_1xn(shape.num_channels, dilated=True), **options), "the same, dilated", "1xN CNN, dilated"),

@@ -86,9 +86,9 @@ def draw_trials(
         trial = study.ask()
         trial.set_user_attr(HEARTBEAT, time.time())
         earlier = [
-            other
-            for other in study.get_trials(deepcopy=False)
-            if counts_towards_budget(other) and other.number < trial.number
+            counted
+            for counted in study.get_trials(deepcopy=False)
+            if counts_towards_budget(counted) and counted.number < trial.number
         ]
         if len(earlier) >= budget:  # another process was quicker
             study.tell(trial, state=TrialState.FAIL)

@@ -182,10 +182,10 @@ def _run_trials(search: _Search, train: Any, trials: int, trials_per_batch: int)
                 return
             time.sleep(optuna_study.POLL_SECONDS)
             continue
-        with optuna_study.heartbeat(study, [each.trial for each in drawn]):
-            outcomes = train([each.settings for each in drawn], [each.pruning_thresholds for each in drawn])
-            for each, outcome in zip(drawn, outcomes, strict=True):
-                optuna_study.record_outcome(study, each.trial, each.settings, outcome)
+        with optuna_study.heartbeat(study, [trial.trial for trial in drawn]):
+            outcomes = train([trial.settings for trial in drawn], [trial.pruning_thresholds for trial in drawn])
+            for trial, outcome in zip(drawn, outcomes, strict=True):
+                optuna_study.record_outcome(study, trial.trial, trial.settings, outcome)
         _log_progress(study, trials)
 
 

@@ -156,8 +156,8 @@ def context_length(context: StudyContext) -> StudyTable:
             f"context-length needs a task of text pairs or of questions with a context; {context.task.name} has one "
             "text per example."
         )
-    first_text = 1 if context.task.per_token else 0  # of a question only the context counts
-    lengths = np.array([sum(len(text.split()) for text in each.texts[first_text:]) for each in examples])
+    first_text = 1 if context.task.per_token else 0  # only the context counts, not the question
+    lengths = np.array([sum(len(text.split()) for text in example.texts[first_text:]) for example in examples])
     edges = np.quantile(lengths, [0.25, 0.5, 0.75])
     rows: list[Row] = []
     for fraction in context.head_fractions:

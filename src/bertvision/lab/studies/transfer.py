@@ -81,7 +81,7 @@ def _runs_by_model(
         trained = context.head_runs(seed, fraction, [context.main_head])[str(context.main_head)]
         evaluated, at = target, fraction
         if not on_target_encoder:
-            encoder = str(trained.encoder_directory.resolve())
+            encoder = trained.encoder_source
             experiment = replace(target.experiment, encoder=encoder, fractions=[0.0], head_fractions=[0.0])
             evaluated, at = StudyContext(experiment, target.options, target.root), 0.0
         checkpoint = evaluated.checkpoint(seed, at)

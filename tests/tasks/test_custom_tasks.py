@@ -7,7 +7,8 @@ import pyarrow.parquet
 import pytest
 
 from bertvision.errors import BertVisionError
-from bertvision.tasks import DataRequest, UserFiles, task_from_dict, task_from_files
+from bertvision.inputs import task_from_files
+from bertvision.tasks import DataRequest, UserFiles, task_from_dict
 
 from .synthetic import write_squad
 
