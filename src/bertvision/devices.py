@@ -15,6 +15,18 @@ _NATIVE_BFLOAT16 = ("avx512_bf16", "amx_bf16", "bf16", "sve_bf16")  # CPU capabi
 _chosen: ContextVar[torch.device | None] = ContextVar("device", default=None)
 
 
+def manual_seed(seed: int) -> None:
+    """Set the seed of PyTorch on all devices.
+
+    Without a GPU, `torch.manual_seed` queues a call with a stack trace for each kind of device, which takes longer than
+    a small training step.
+    """
+    if torch.cuda.is_available() or torch.backends.mps.is_available() or torch.xpu.is_available():
+        torch.manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)
+
+
 def device() -> torch.device:
     """Return the device that `use_device` selects here, or else the default device of this process."""
     return _chosen.get() or distributed.process_group().device

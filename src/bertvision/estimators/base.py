@@ -197,7 +197,9 @@ class BaseTextEstimator(BaseEstimator):
             },
         )
         experiment = check(merge(experiment, _nested(self.settings or {})))
-        config = resolve(experiment, task, load_encoder_info(encoder))
+        is_name = isinstance(encoder, str) and not Path(encoder).exists()
+        info = cached_states.encoder_info(encoder) if is_name else load_encoder_info(encoder)
+        config = resolve(experiment, task, info)
         data = load_data(config, splits)
         given = encoder if isinstance(encoder, Encoder) else None
         data = replace(data, callbacks=callbacks, encoder=given, frozen_cache=cached_states.CACHE)

@@ -1,6 +1,9 @@
 """Encoders and hidden states that all estimators of a process share, and predictions with them."""
 
+from functools import lru_cache
+
 from bertvision import devices
+from bertvision.encoders import EncoderInfo, load_encoder_info
 from bertvision.pipeline import cache_keys, experiment_of
 from bertvision.pipeline.frozen_cache import FrozenCache, full_view
 from bertvision.runs import Run
@@ -12,6 +15,12 @@ from bertvision.types import Features, Predictions
 
 CACHE = FrozenCache()
 """The cache that all estimators of this process share."""
+
+
+@lru_cache(maxsize=8)
+def encoder_info(name: str) -> EncoderInfo:
+    """Return the tokenizer and dimensions of an encoder that has a name."""
+    return load_encoder_info(name)
 
 
 def load_model(run: Run, cache: FrozenCache = CACHE) -> TrainedModel:

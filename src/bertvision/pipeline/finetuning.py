@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from bertvision import devices, distributed, memory
@@ -290,7 +289,7 @@ def new_bert(data: ExperimentData, loaded: LoadedEncoder | None = None) -> Encod
 
 def _bert(data: ExperimentData, loaded: LoadedEncoder) -> EncoderWithHead:
     """Return an encoder with a new head of BERT's own kind, initialised with the weights of the checkpoint."""
-    torch.manual_seed(data.experiment.seed)
+    devices.manual_seed(data.experiment.seed)
     head = BertHead(data.shape(loaded.encoder), dropout=loaded.dropout)
     if loaded.last:
         _load_matching_weights(head, loaded.last)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from bertvision import distributed
+from bertvision import devices, distributed
 from bertvision.encoders import EncoderWithHead
 from bertvision.errors import BertVisionError
 from bertvision.files import file_lock
@@ -224,7 +224,7 @@ def warm_start(head: nn.Module, start: Run, task: Mapping[str, Any]) -> list[str
 
 def new_head(data: ExperimentData, config: HeadConfig, shape: HeadShape, view: StateView) -> nn.Module:
     """Build a head to be trained on the states of `view`. Its initial weights do not depend on other heads."""
-    torch.manual_seed(data.experiment.seed)
+    devices.manual_seed(data.experiment.seed)
     return set_training_precision(data.experiment.precision, build_for_view(config, shape, view))
 
 

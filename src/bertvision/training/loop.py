@@ -139,7 +139,7 @@ class _Loop:
         for name, train_state in self.active.items():
             began = time.perf_counter()
             # Seeded by the step: dropout depends neither on the other models nor on an interruption.
-            torch.manual_seed(self.options.seed * 1_000_003 + self.state.step + distributed.process_index() * 2**40)
+            devices.manual_seed(self.options.seed * 1_000_003 + self.state.step + distributed.process_index() * 2**40)
             self.losses[name] = _step(train_state, batch, self.loss, self.state.step, self.steps_per_epoch)
             self.state.loss_sum += self.losses[name]
             self.state.loss_count += 1
