@@ -155,6 +155,9 @@ def test_share_and_export(cli, runs, tmp_path):
     code, out, _ = cli("export", result.best.directory, "--onnx", "--to", tmp_path / "onnx", "--rows", 8)
     assert code == 0 and "100.00" in out
     assert cli("predict", tmp_path / "onnx", text, "--bert")[1] == before
+    code, out, err = cli("export", tmp_path / "shared", "--to", tmp_path / "from-shared")
+    assert code == 0 and "100.00" in out and "built-in texts" in err  # a shared run has no data
+    assert cli("predict", tmp_path / "from-shared", text, "--bert")[1] == before
     words = ["export", tmp_path / "shared", "--onnx", "--data", runs[0] / "none.csv"]
     refused(cli(*words), "none.csv")
     refused(cli("export", result.best.directory, "--to", tmp_path / "x", "--rows", 8, "--tolerance", 0), "was not kept")
