@@ -29,8 +29,10 @@ class TextClassifier(ClassifierMixin, BaseTextEstimator):
     >>> from bertvision import TextClassifier
     >>> texts = ["a fine film", "a dull film", "fine acting", "dull acting"] * 10
     >>> classifier = TextClassifier(fraction=0, verbose=0).fit(texts, ["good", "bad"] * 20)
-    >>> classifier.predict(["a fine plot"])
-    array(['good'], dtype='<U4')
+    >>> classifier.classes_
+    array(['bad', 'good'], dtype='<U4')
+    >>> classifier.predict_proba(["a fine plot", "a dull plot"]).shape
+    (2, 2)
 
     Args:
         encoder: The name of an encoder (`bertvision encoders` lists them), the name of a model on the Hugging Face Hub,

@@ -17,6 +17,14 @@ from bertvision.training import Callback
 class QuestionAnswerer(BaseTextEstimator):
     """Find the answer to a question in a context, or tell that the context does not answer it.
 
+    >>> from bertvision import QuestionAnswerer
+    >>> contexts = ["The tower in Rome was made by Ann.", "The bridge in Paris was made by Bob."] * 10
+    >>> pairs = [("Who made it?", context) for context in contexts]
+    >>> answerer = QuestionAnswerer(fraction=0, verbose=0).fit(pairs, ["Ann", "Bob"] * 10)
+    >>> answer = answerer.predict("Who made it?", "The river in London was made by Carl.")
+    >>> sorted(answer)
+    ['answer', 'end', 'nbest', 'null_probability', 'score', 'start']
+
     The arguments are those of `TextClassifier`, without `class_weight`. `fit` takes pairs of a question and a context,
     and as labels the answers: a text that occurs in the context; an empty text or None for questions without an answer;
     or SQuAD's {"text": [...], "answer_start": [...]}. It also takes a table with these columns, or a SQuAD JSON file.
