@@ -86,7 +86,7 @@ class TorchEncoder:
         self, inputs: dict[str, Tensor], attention_mask: Tensor, text_ids: Tensor | None, names: Iterable[str]
     ) -> dict[str, Tensor]:
         """Return the hidden states of each head: one forward pass, and one more if any reads the bi-encoding."""
-        uses_bi = {name: _uses_bi_encoding(self.heads[name]) for name in names}
+        uses_bi = {name: uses_bi_encoding(self.heads[name]) for name in names}
         num_layers = self.encoder.num_layers
         bi_layers = range(num_layers) if any(uses_bi.values()) else ()
         hidden = self.encoder(inputs, attention_mask, text_ids, bi_layers=bi_layers)
@@ -119,7 +119,8 @@ class TorchEncoder:
         return logits
 
 
-def _uses_bi_encoding(head: nn.Module) -> bool:
+def uses_bi_encoding(head: nn.Module) -> bool:
+    """Whether a head reads the hidden states of texts that were encoded separately."""
     return any(isinstance(part, LayerSelect) and part.selection.bi_layers for part in head.modules())
 
 
@@ -148,7 +149,7 @@ class EncoderPool:
             head = build_head(config, shape)
             load_head_weights(head, run.weights())
             # The states of the bi-encoding are computed only for heads that read them.
-            select_from_view(head, replace(shape, bi_encoding=_uses_bi_encoding(head)).view)
+            select_from_view(head, replace(shape, bi_encoding=uses_bi_encoding(head)).view)
             if config.pooler_output:
                 head = HeadWithPooler(head, self._own_head(run))
             shared_encoder.heads[name] = head.to(shared_encoder.device).eval().requires_grad_(False)

@@ -118,14 +118,14 @@ def test_a_neighbour_with_more_than_is_wanted_is_used(tiny, tmp_path):
         wanted.source.encoder, wanted.source.tokens, StateView(cross_layers=(1, 3), first_token_only=True)
     )
     less = replace(wanted, source=source)
-    found = less.found()
+    found = less.find_store()
     assert found is not None and found.path == more.path
     other = replace(less, identity=IDENTITY | {"encoder": "b"})
-    assert other.found() is None
+    assert other.find_store() is None
     pooled = replace(
         wanted, source=ComputedStates(source.encoder, source.tokens, StateView(cross_layers=(1,), pooler_output=True))
     )
-    assert pooled.found() is None
+    assert pooled.find_store() is None
 
 
 def test_of_two_neighbours_the_one_of_the_type_asked_for_is_used(tiny, tmp_path):
@@ -133,7 +133,7 @@ def test_of_two_neighbours_the_one_of_the_type_asked_for_is_used(tiny, tmp_path)
     for type in ("bfloat16", "int8", "int4"):
         beside(wanted, f"train-{type}", type=type)
     for type in ("bfloat16", "int8", "int4"):
-        found = replace(wanted, type=type).found()
+        found = replace(wanted, type=type).find_store()
         assert found is not None and found.layout.type == type
 
 
@@ -141,4 +141,4 @@ def test_neighbours_that_are_no_stores_are_left_alone(tiny, tmp_path):
     wanted, _ = want(tiny, tmp_path)
     (tmp_path / "app").mkdir()
     (tmp_path / "app" / "manifest.json").write_text('{"name": "my web app"}')
-    assert wanted.found() is None
+    assert wanted.find_store() is None

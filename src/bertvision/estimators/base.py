@@ -15,7 +15,7 @@ from sklearn.utils.validation import check_is_fitted
 from bertvision import devices
 from bertvision.encoders import Encoder, load_encoder_info
 from bertvision.errors import BertVisionError
-from bertvision.estimators import persistence
+from bertvision.estimators import cached_states, persistence
 from bertvision.estimators.cache import cache_directory, mark_used
 from bertvision.estimators.history import HistoryRecorder
 from bertvision.estimators.leaderboard import leaderboard_rows
@@ -161,7 +161,7 @@ class BaseTextEstimator(PersistenceMixin, BaseEstimator):
         history = HistoryRecorder()
         with self._context():
             result = self._run(task, splits, [history, *callbacks], start)
-            model = TrainedModel(result.best)
+            model = cached_states.load_model(result.best)
         mark_used(result.best.directory.parent.parent)
         self.result_ = result
         self.run_ = result.best
@@ -198,7 +198,8 @@ class BaseTextEstimator(PersistenceMixin, BaseEstimator):
         experiment = check(merge(experiment, _nested(self.settings or {})))
         config = resolve(experiment, task, load_encoder_info(encoder))
         data = load_data(config, splits)
-        data = replace(data, callbacks=callbacks, encoder=encoder if isinstance(encoder, Encoder) else None)
+        given = encoder if isinstance(encoder, Encoder) else None
+        data = replace(data, callbacks=callbacks, encoder=given, frozen_cache=cached_states.CACHE)
         self._validation_texts = [example.texts for example in data.validation.examples[:200]]
         return run_data(data, cache_directory(self.cache_dir), start=start)
 
@@ -247,7 +248,7 @@ class BaseTextEstimator(PersistenceMixin, BaseEstimator):
     def _predict(self, features: Features) -> Predictions:
         """Return the logits of the model for all rows."""
         with self._context():
-            return self.model_.logits(features)
+            return cached_states.logits(self.model_, features)
 
     def _logits(self, X: Any) -> np.ndarray:
         """Return the logits of the model for the rows of X, in their order. (N, C)"""

@@ -14,7 +14,7 @@ from bertvision.encoders import tokenizer_hash
 from bertvision.files import value_hash
 from bertvision.heads import BERT_HEAD, HeadConfig
 from bertvision.pipeline.data import ExperimentData, Split
-from bertvision.pipeline.experiment import FRACTION
+from bertvision.pipeline.experiment import FRACTION, Experiment
 from bertvision.runs import Run, slug
 from bertvision.states import view_to_manifest
 from bertvision.training import TrainingConfig
@@ -200,6 +200,11 @@ def states_identity(data: ExperimentData, checkpoint: "Checkpoint", name: str, v
     if view.pooler_output:
         identity["pooler"] = value_hash([tensor.tolist() for tensor in checkpoint.bert_head.state_dict().values()])
     return identity
+
+
+def frozen_states(experiment: Experiment, encoder_hash: str) -> str:
+    """Return all that the hidden states of a text depend on, apart from its tokens, for the cache in memory."""
+    return f"{encoder_hash} {experiment.precision} {experiment.cpu_optimizations}"
 
 
 def states_directory(

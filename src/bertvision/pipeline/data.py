@@ -18,7 +18,8 @@ from bertvision.heads import HeadConfig
 from bertvision.inputs import task_from_files
 from bertvision.pipeline.config import PipelineConfig, resolve
 from bertvision.pipeline.experiment import Experiment, TrainingConfig
-from bertvision.states import TokenBatches
+from bertvision.pipeline.frozen_cache import FrozenCache
+from bertvision.states import TokenBatches, evaluation_batches
 from bertvision.tasks import TASKS, DataRequest, DataSplits, Example, Task, UserFiles, draw_nested
 from bertvision.training import predict
 from bertvision.types import Batches, Features, HeadShape, Predictions
@@ -27,13 +28,6 @@ logger = logging.getLogger(__name__)
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
-
-EVAL_ROWS = 64
-EVAL_TOKENS = {"cpu": 1024}
-"""Tokens of a batch, padding included, by device. Larger batches are no faster on a CPU and need more memory."""
-EVAL_TOKENS_ELSEWHERE = 4096
-EVAL_BYTES = 128 * 1024**2
-"""Hidden states of all layers of a batch. A store is written from several batches at once."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +53,8 @@ class ExperimentData:
     """The encoder to start from, if the caller has loaded it; else the experiment names it."""
     callbacks: Sequence[Any] = ()
     """Callbacks of training."""
+    frozen_cache: FrozenCache | None = None
+    """Keeps encoders that are not fine-tuned, and their hidden states, for other runs of this process."""
 
     @property
     def experiment(self) -> Experiment:
@@ -131,9 +127,7 @@ class ExperimentData:
     def ordered(self, split: Split) -> TokenBatches:
         """Return batches of a split in a fixed order, for prediction."""
         token_bytes = self.config.encoder.num_layers * self.config.encoder.hidden_size * 4
-        most = EVAL_TOKENS.get(devices.device().type, EVAL_TOKENS_ELSEWHERE)
-        budget = min(most, EVAL_BYTES // token_bytes)
-        return TokenBatches(split.features, EVAL_ROWS, self.pad_ids, budget=budget)
+        return evaluation_batches(split.features, self.pad_ids, token_bytes, devices.device().type)
 
     def predict(
         self, models: Mapping[str, nn.Module], batches: Batches, split: Split, label: str

@@ -35,6 +35,7 @@ from bertvision.heads import (
 )
 from bertvision.pipeline import cache_keys
 from bertvision.pipeline.data import ExperimentData, with_cpu_setting
+from bertvision.pipeline.frozen_cache import CachedEncoder
 from bertvision.pipeline.multitask import MixedBatches, MultiTaskModel
 from bertvision.records import CheckpointRecord
 from bertvision.runs import has_weights
@@ -115,6 +116,8 @@ def finetune_tasks(members: Sequence[ExperimentData], root: Path) -> list[Checkp
     """Fine-tune one encoder on the tasks of all members; save it at every fraction of an epoch over all examples."""
     first = members[0]
     fractions = first.experiment.fractions
+    if len(members) == 1 and fractions == [0.0] and first.frozen_cache is not None and _has_public_weights(first):
+        return [_frozen_checkpoint(first, root)]
     loaded = load(first)
     settings = cache_keys.finetuning_settings(members, weights_hash(loaded.encoder))
     checkpoint_sets = [
@@ -231,6 +234,31 @@ def _train_encoder(data: ExperimentData, training: EncoderTraining, options: Fit
     return stopped
 
 
+def _frozen_checkpoint(data: ExperimentData, root: Path) -> CheckpointSet:
+    """Return the checkpoint of an encoder that is not fine-tuned, with the encoder from the cache."""
+    cached = frozen_encoder(data)
+    settings = cache_keys.finetuning_settings([data], cached.weights_hash)
+    checkpoints = CheckpointSet(cache_keys.finetuning_directory(root, data, settings), [0.0])
+    if distributed.is_main_process() and not checkpoints.is_complete(0.0):
+        write_json(checkpoints.directory / "settings.json", settings)
+        _save_checkpoint(data, checkpoints, _bert(data, cached.loaded), CheckpointRecord(fraction=0.0))
+    distributed.barrier()
+    return checkpoints
+
+
+def frozen_encoder(data: ExperimentData) -> CachedEncoder:
+    """Return the encoder of an experiment from the cache. It must not be changed."""
+    assert data.frozen_cache is not None
+    key = (data.experiment.encoder, data.experiment.precision, data.experiment.cpu_optimizations, devices.device())
+
+    def load_to_device() -> LoadedEncoder:
+        loaded = load(data)
+        loaded.encoder.to(devices.device())
+        return loaded
+
+    return data.frozen_cache.encoder(key, load_to_device)
+
+
 def _import_checkpoints(data: ExperimentData, root: Path) -> CheckpointSet:
     """Copy checkpoints that were fine-tuned elsewhere. Their training time is not known."""
     settings = cache_keys.given_checkpoint_settings(data)
@@ -257,6 +285,11 @@ def new_bert(data: ExperimentData, loaded: LoadedEncoder | None = None) -> Encod
     """Return the encoder with BERT's own head, as fine-tuning starts."""
     loaded = loaded or load(data)
     loaded.encoder.restrict_vocabulary(data.vocabulary())
+    return _bert(data, loaded)
+
+
+def _bert(data: ExperimentData, loaded: LoadedEncoder) -> EncoderWithHead:
+    """Return an encoder with a new head of BERT's own kind, initialised with the weights of the checkpoint."""
     torch.manual_seed(data.experiment.seed)
     head = BertHead(data.shape(loaded.encoder), dropout=loaded.dropout)
     if loaded.last:
@@ -298,7 +331,10 @@ def _has_public_weights(data: ExperimentData) -> bool:
 def open_checkpoint(data: ExperimentData, checkpoints: CheckpointSet, fraction: float) -> Checkpoint:
     """Load the encoder of a fraction, frozen."""
     directory, device = checkpoints.encoder(fraction), devices.device()
-    loaded = load(data, str(directory) if has_weights(directory) else "")
+    cached = None
+    if not has_weights(directory) and data.frozen_cache is not None:
+        cached = frozen_encoder(data)
+    loaded = cached.loaded if cached else load(data, str(directory) if has_weights(directory) else "")
     bert_head = BertHead(data.shape(loaded.encoder), dropout=loaded.dropout)
     load_head_weights(bert_head, load_tensors(directory / BERT_HEAD_FILE, "BERT's own head")[0])
     encoder = loaded.encoder.to(device).eval().requires_grad_(False)
@@ -313,6 +349,6 @@ def open_checkpoint(data: ExperimentData, checkpoints: CheckpointSet, fraction: 
         encoder=encoder,
         bert_head=bert_head.to(device).eval(),
         record=checkpoints.record(fraction),
-        encoder_hash=weights_hash(encoder),
+        encoder_hash=cached.weights_hash if cached else weights_hash(encoder),
         auxiliary_head=auxiliary_head,
     )

@@ -76,6 +76,10 @@ class StateRequest:
         stores = [store for store in stores if exact.index(store.layout.type) <= exact.index(self.type)]
         return max(stores, key=lambda store: exact.index(store.layout.type), default=None)
 
+    def memory(self, dtype: torch.dtype) -> int:
+        """Return the bytes that the hidden states take in memory."""
+        return size(self.rows.lengths, self.source.view, self.width, dtype)
+
     def layout(self) -> Layout:
         """Return the layout of the store."""
         return Layout(
@@ -107,6 +111,11 @@ class StateRequest:
         write_shards(self.path, self.layout(), numbers, self.source, plan.batch_size, plan.budget)
 
 
+def fits(request: StateRequest, dtype: torch.dtype) -> bool:
+    """Whether the hidden states are few enough to be held in memory."""
+    return distributed.broadcast_decision(request.memory(dtype) <= min(MEMORY, memory.free_memory() // 2))
+
+
 def open_states(
     mode: str,
     request: StateRequest,
@@ -116,9 +125,8 @@ def open_states(
     """Return the hidden states in the order of `tokens`, from the source that `mode` (see MODES) names."""
     lookup(MODES, mode, "source of states")
     source, device = request.source, request.source.device
-    needed = size(request.rows.lengths, source.view, request.width, dtype)
-    free = memory.free_memory()
-    few = distributed.broadcast_decision(needed <= min(MEMORY, free // 2))
+    needed, free = request.memory(dtype), memory.free_memory()
+    few = fits(request, dtype)
     if mode == "memory" and needed > free:
         raise BertVisionError(
             f"The states take {needed / 1e9:.1f} GB, but {free / 1e9:.1f} GB of memory are free. "

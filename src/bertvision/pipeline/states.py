@@ -2,13 +2,15 @@
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from bertvision import memory
 from bertvision.pipeline import cache_keys
 from bertvision.pipeline.data import ExperimentData, Split
 from bertvision.pipeline.finetuning import Checkpoint
-from bertvision.pipeline.state_requests import StateRequest, open_states
-from bertvision.states import RowTable, TokenBatches
+from bertvision.pipeline.frozen_cache import full_view
+from bertvision.pipeline.state_requests import StateRequest, fits, open_states
+from bertvision.states import InMemoryStates, RowTable, TokenBatches
 from bertvision.types import Batches, StateView
 
 
@@ -34,9 +36,27 @@ def states(
     mode = data.experiment.states
     if name == "dev" and mode in ("auto", "store") and not request.find_store():
         mode = "stream"  # dev is read once
+    cacheable = not view.pooler_output and not view.first_token_only and mode in ("auto", "stream", "memory")
+    if data.frozen_cache is not None and cacheable and fits(request, torch.float32):
+        cached = _cached_rows(data, checkpoint, name, view, dtype)
+        return InMemoryStates(cached, request.rows, tokens.plan)
     batches = open_states(mode, request, tokens, dtype)
     memory.trim_memory()
     return batches
+
+
+def _cached_rows(
+    data: ExperimentData, checkpoint: Checkpoint, name: str, view: StateView, dtype: torch.dtype
+) -> list[Tensor]:
+    """Return the hidden states (L, T, W) of each row of a split through the cache."""
+    assert data.frozen_cache is not None
+    everything = full_view(checkpoint.encoder.num_layers, bi_encoding=bool(view.bi_layers))
+    source = checkpoint.stream(data.ordered(getattr(data, name)), everything)
+    states = data.frozen_cache.read(source, cache_keys.frozen_states(data.experiment, checkpoint.encoder_hash))
+    positions = everything.positions(view)
+    if len(positions) == everything.num_channels:
+        return [state.to(dtype) for state in states]
+    return [state[positions].to(dtype) for state in states]
 
 
 def held_out_states(data: ExperimentData, checkpoint: Checkpoint, name: str, view: StateView) -> Batches:

@@ -86,7 +86,8 @@ class _Loop:
         self.losses: dict[str, float] = {}
         """The loss of each model at the last step."""
         self.steps_per_epoch = len(batches)
-        self.last_step = round(max(state.config.epochs for state in train_states.values()) * self.steps_per_epoch)
+        epochs = max(state.config.epochs for state in train_states.values())
+        self.last_step = max(1, round(epochs * self.steps_per_epoch))
         self.fractions: dict[int, list[float]] = {}
         """Fractions to report, by step. Several may fall on one step when an epoch has few."""
         for fraction in options.fractions:

@@ -2,6 +2,4 @@
 
 from bertvision.lab.heads.table import PAPER_HEADS
 
-CONVOLUTIONAL_HEADS = PAPER_HEADS  # the name in the entry points of installations of earlier versions
-
-__all__ = ["CONVOLUTIONAL_HEADS", "PAPER_HEADS"]
+__all__ = ["PAPER_HEADS"]

@@ -1,0 +1,55 @@
+"""Encoders and hidden states that all estimators of a process share, and predictions with them."""
+
+from bertvision import devices
+from bertvision.pipeline import cache_keys, experiment_of
+from bertvision.pipeline.frozen_cache import FrozenCache, full_view
+from bertvision.runs import Run
+from bertvision.shared_encoders import AttachedHead, EncoderPool, TorchEncoder, scoring_precision, uses_bi_encoding
+from bertvision.states import ComputedStates, InMemoryStates, RowTable, evaluation_batches
+from bertvision.trained_model import TrainedModel
+from bertvision.training import predict
+from bertvision.types import Features, Predictions
+
+CACHE = FrozenCache()
+"""The cache that all estimators of this process share."""
+
+
+def load_model(run: Run, cache: FrozenCache = CACHE) -> TrainedModel:
+    """Load the model of a run in the precision it was scored in. The encoder in the cache is used if it is the same."""
+    pool = EncoderPool(precision="run")
+    cached = cache.last_encoder
+    if cached is not None and cached.weights_hash == run.record.encoder_hash:
+        pool.loaded[cached.weights_hash, scoring_precision(run)] = TorchEncoder(
+            cached.loaded.encoder, cached.weights_hash
+        )
+    return TrainedModel(run, pool)
+
+
+def logits(model: TrainedModel, features: Features, cache: FrozenCache = CACHE) -> Predictions:
+    """Return the logits of a model. Texts that an encoder without fine-tuning has read before are not encoded again."""
+    shape = model.members[0].record.head_shape
+    num_bytes = int(features.offsets[-1]) * shape.num_channels * shape.hidden_size * 4
+    if model.run.record.fraction > 0 or num_bytes > cache.max_bytes // 2:
+        return model.logits(features)
+    return model.combine_members({head: _logits(model, head, features, cache) for head in model.attached_heads})
+
+
+def _logits(model: TrainedModel, attached: AttachedHead, features: Features, cache: FrozenCache) -> Predictions:
+    encoder = attached.shared_encoder
+    assert isinstance(encoder, TorchEncoder)
+    head = encoder.heads[attached.head]
+    num_layers, device = encoder.encoder.num_layers, devices.device()
+    view = full_view(num_layers, bi_encoding=uses_bi_encoding(head))
+    token_bytes = num_layers * encoder.encoder.hidden_size * 4
+    tokens = evaluation_batches(features, model.pad_ids, token_bytes, device.type)
+    source = ComputedStates(encoder.encoder, tokens, view, device=device)
+    identity = cache_keys.frozen_states(experiment_of(model.run), encoder.weights)
+    rows = RowTable(
+        lengths=features.lengths,
+        labels=features.labels,
+        ids=features.ids,
+        second_text_starts=features.second_text_starts,
+    )
+    states = InMemoryStates(cache.read(source, identity), rows, tokens.plan)
+    offsets = features.offsets if model.task.per_token else None
+    return predict({"model": head}, states, features.ids, offsets, label="predict")["model"]
