@@ -168,3 +168,22 @@ def squad_json(articles: int, questions: int, seed: int, impossible: bool = True
             paragraphs.append({"context": context, "qas": qas})
         data.append({"title": f"article {seed}-{a}", "paragraphs": paragraphs})
     return {"version": "v2.0", "data": data}
+
+
+@pytest.fixture(scope="session")
+def texts() -> list[str]:
+    """Texts for estimators, and below their labels."""
+    draw = random.Random(0)
+    return [review(i % 2 == 0, draw) for i in range(48)]
+
+
+@pytest.fixture(scope="session")
+def labels() -> list[str]:
+    return ["pos" if i % 2 == 0 else "neg" for i in range(48)]
+
+
+@pytest.fixture
+def fast(tiny, tmp_path) -> dict:
+    """Arguments of a quick estimator: one epoch of one head on a frozen encoder."""
+    settings = {"fraction": 0, "controls": False, "verbose": 0, "settings": {"train.epochs": 1}}
+    return {"encoder": str(tiny), "cache_dir": tmp_path / "cache", **settings}

@@ -7,8 +7,11 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-class BertVisionError(Exception):
-    """A mistake that the user can fix. The command line prints it without a traceback."""
+class BertVisionError(ValueError):
+    """A mistake that the user can fix. The command line prints it without a traceback.
+
+    It is a ValueError because scikit-learn expects one from estimators for invalid parameters and data.
+    """
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:

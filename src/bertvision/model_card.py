@@ -13,6 +13,19 @@ KINDS = {
     "ensemble": "an ensemble of heads on fine-tuned encoders",
 }
 
+LICENSES = {
+    "sentence-transformers/all-MiniLM-L6-v2": "apache-2.0",
+    "google-bert/bert-base-uncased": "apache-2.0",
+    "google-bert/bert-large-uncased": "apache-2.0",
+    "FacebookAI/roberta-base": "mit",
+    "distilbert/distilbert-base-uncased": "apache-2.0",
+    "google/electra-base-discriminator": "apache-2.0",
+    "albert/albert-base-v2": "apache-2.0",
+    "microsoft/deberta-v3-base": "mit",
+    "answerdotai/ModernBERT-base": "apache-2.0",
+}
+"""The licences of encoders, as their model cards state them."""
+
 
 def model_card(run: Run, *, with_encoder: bool) -> str:
     """Return the model card of a run as Markdown with YAML metadata."""
@@ -33,6 +46,11 @@ def model_card(run: Run, *, with_encoder: bool) -> str:
         "## Limitations",
         "",
         "The scores hold for data like the training data. Evaluate the model on your own data before you rely on it.",
+        f"Inputs are truncated or split after {run.record.max_tokens} tokens.",
+        "",
+        "## Licence",
+        "",
+        _license_sentence(run),
     ]
     return "\n".join(lines) + "\n"
 
@@ -56,6 +74,19 @@ def _base_model(run: Run) -> tuple[str, bool]:
     return encoder, True
 
 
+def _license_sentence(run: Run) -> str:
+    base_model, _ = _base_model(run)
+    if base_model in LICENSES:
+        return f"The encoder, {base_model}, has the licence {LICENSES[base_model]}. The weights here derive from it."
+    return f"The weights here derive from the encoder {base_model}. Its licence applies; see its model card."
+
+
+def _validation_only(run: Run) -> bool:
+    """Whether there was no scored split apart from validation, as in models that estimators train."""
+    data = run.record.settings.get("data", {})
+    return not data.get("dev_file") and run.metrics.scores == run.metrics.validation_scores
+
+
 def _metadata(run: Run) -> list[str]:
     """Return the YAML block. Names are quoted as JSON strings, which are valid YAML."""
     task, scores = run.record.task, run.metrics.scores
@@ -66,6 +97,7 @@ def _metadata(run: Run) -> list[str]:
         "library_name: bertvision",
         f"pipeline_tag: {tag}",
         *([f"base_model: {base_model}"] if on_hub else []),
+        *([f"license: {LICENSES[base_model]}"] if base_model in LICENSES else []),
         "tags:",
         "- bertvision",
         f"- {name}",
@@ -79,7 +111,7 @@ def _metadata(run: Run) -> list[str]:
         "    dataset:",
         f"      name: {name}",
         f"      type: {name}",
-        "      split: dev",
+        f"      split: {'validation' if _validation_only(run) else 'dev'}",
         "    metrics:",
         *(line for metric, value in scores.items() for line in (f"    - type: {metric}", f"      value: {value:.2f}")),
         "---",
@@ -107,6 +139,17 @@ def _evaluation(run: Run) -> list[str]:
     metrics = run.metrics
     primary, (low, high) = metrics.primary_metric, metrics.interval
     validation, calibration = metrics.validation_scores, metrics.calibration
+    if _validation_only(run):
+        return [
+            "## Evaluation",
+            "",
+            f"The {primary} on the validation rows is {metrics.scores[primary]:.2f} (95 % bootstrap interval over the "
+            f"rows: {low:.2f} to {high:.2f}). The head was chosen on the same rows, so the score is optimistic.",
+            "",
+            "| metric | validation |",
+            "|---|---:|",
+            *(f"| {metric} | {value:.2f} |" for metric, value in metrics.scores.items()),
+        ]
     return [
         "## Evaluation",
         "",

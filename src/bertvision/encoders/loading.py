@@ -183,6 +183,8 @@ def _readable(name: str) -> Iterator[None]:
     """Turn the errors of reading a checkpoint into a BertVisionError."""
     try:
         yield
+    except BertVisionError:
+        raise
     except (SafetensorError, OSError, ValueError, KeyError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         if Path(name).is_dir():

@@ -5,7 +5,6 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -13,14 +12,17 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
-from bertvision import devices, trained_model
+from bertvision import devices
 from bertvision.encoders import Encoder, load_encoder_info
 from bertvision.errors import BertVisionError
 from bertvision.estimators import cached_states, persistence
 from bertvision.estimators.cache import cache_directory, mark_used
 from bertvision.estimators.history import HistoryRecorder
+from bertvision.estimators.leaderboard import leaderboard_rows
+from bertvision.estimators.persistence import PersistenceMixin
 from bertvision.heads import HeadConfig
-from bertvision.inputs import ClassLabelEncoder, Rows, examples_from_rows, read_items, read_rows
+from bertvision.inputs import Rows, examples_from_rows, read_items, read_rows
+from bertvision.inputs.tables import as_items, as_table, columns_of_items
 from bertvision.pipeline import ExperimentResult, load_data, resolve, run_data
 from bertvision.pipeline.experiment import Experiment, check, merge
 from bertvision.progress import hidden
@@ -33,7 +35,7 @@ from bertvision.types import Features, Predictions
 logger = logging.getLogger(__name__)
 
 
-class BaseTextEstimator(BaseEstimator):
+class BaseTextEstimator(PersistenceMixin, BaseEstimator):
     """The common part of `TextClassifier`, `TextRegressor` and `QuestionAnswerer`.
 
     Fitted estimators have these attributes:
@@ -46,13 +48,7 @@ class BaseTextEstimator(BaseEstimator):
     kind: ClassVar[str]
     """The kind of task, e.g. "classification"."""
 
-    model_: TrainedModel
-    run_: Run
-    history_: list[dict[str, Any]]
     result_: ExperimentResult
-    label_encoder_: ClassLabelEncoder
-    classes_: np.ndarray
-    _saved_leaderboard: list[dict[str, Any]]
 
     def __init__(
         self,
@@ -170,9 +166,12 @@ class BaseTextEstimator(BaseEstimator):
         self.result_ = result
         self.run_ = result.best
         self.model_ = model
+        # A result from the cache may have been trained on a table with other names of columns.
+        self._columns = (rows.text_names, rows.label)
+        persistence.rename_columns(model, self._columns)
         history.add("finished", validation_score=result.best.validation_score[0])
         self.history_ = history.entries
-        self._set_fitted_attributes(rows)
+        self._set_fitted_attributes(rows, start)
         return self
 
     def _run(
@@ -188,7 +187,7 @@ class BaseTextEstimator(BaseEstimator):
             {
                 "task": task.name,
                 "encoder": encoder if isinstance(encoder, str) else encoder.name,
-                "heads": [str(self.head)],
+                "heads": [_head_name(self.head)],
                 "controls": self.controls,
                 "seed": _seed(self.random_state),
                 "precision": self.precision,
@@ -226,8 +225,8 @@ class BaseTextEstimator(BaseEstimator):
         """Return the rows with the weights of their classes."""
         return rows
 
-    def _set_fitted_attributes(self, rows: Rows) -> None:
-        """Set further attributes that end in an underscore."""
+    def _set_fitted_attributes(self, rows: Rows, start: Run | None) -> None:
+        """Set further attributes that end in an underscore. `start` is the run that training continued with."""
 
     # Results
 
@@ -244,28 +243,7 @@ class BaseTextEstimator(BaseEstimator):
         return table.sort_values("score", ascending=False, kind="stable").reset_index(drop=True)
 
     def _leaderboard_rows(self) -> list[dict[str, Any]]:
-        if not hasattr(self, "result_"):
-            return self._saved_leaderboard
-        kind = self.model_.task.example_kind
-        names = {run.name: _label(run.name, kind) for run in self.result_.runs if run.kind != "ensemble"}
-        rows = []
-        for run in self.result_.runs:
-            low, high = run.metrics.interval
-            rows.append(
-                {
-                    "model": names.get(run.name) or " + ".join(names.get(m.name, m.name) for m in run.members()),
-                    "kind": run.kind,
-                    "fraction": run.record.fraction,
-                    "metric": run.metrics.primary_metric,
-                    "score": run.metrics.primary_score,
-                    "low": low,
-                    "high": high,
-                    "parameters": run.metrics.parameters,
-                    "seconds": round(run.metrics.seconds.total, 2),
-                    "chosen": run.directory == self.result_.best.directory,
-                }
-            )
-        return rows
+        return leaderboard_rows(self.result_) if hasattr(self, "result_") else self._saved_leaderboard
 
     # Prediction
 
@@ -286,57 +264,17 @@ class BaseTextEstimator(BaseEstimator):
         check_is_fitted(self, "model_")
         return read_items(X, self.model_.task.text_names)
 
-    # Saving and loading
-
-    def save_pretrained(self, directory: str | os.PathLike[str]) -> Path:
-        """Save the model, its encoder and tokenizer, and a model card to a directory."""
+    def _read_labelled(self, X: Any, y: Any, sample_weight: Any = None) -> Rows:
+        """Read rows to score. The columns of tables are those of `fit`, if they have such."""
         check_is_fitted(self, "model_")
-        return persistence.save(self, Path(directory))
-
-    @classmethod
-    def from_pretrained(cls, directory: str | os.PathLike[str], *, device: str | None = None) -> Self:
-        """Load a model that `save_pretrained`, `bertvision share` or a run of the previous version wrote.
-
-        A name that is not a directory is downloaded from the Hugging Face Hub. No code of the model is executed.
-        """
-        return persistence.load(cls, directory, device)
-
-    def push_to_hub(self, repo_id: str, *, token: str | None = None, private: bool | None = None) -> str:
-        """Upload the model with its model card to the Hugging Face Hub; return the address of the upload."""
-        check_is_fitted(self, "model_")
-        return persistence.push(self, repo_id, token=token, private=private)
-
-    def export(self, format: str, directory: str | os.PathLike[str], X: Any = None) -> Path:
-        """Export the model. The answers of the export are compared with those of the model.
-
-        Args:
-            format: "onnx".
-            directory: Where to write.
-            X: Texts to compare the answers on. None: the validation rows of `fit`.
-        """
-        check_is_fitted(self, "model_")
-        texts = getattr(self, "_validation_texts", None) if X is None else X
-        if texts is None:
-            raise BertVisionError("Give texts as X, on which the answers of the export are compared with the model's.")
-        return persistence.export(self, format, Path(directory), texts)
-
-    def serve(self, *, host: str = "127.0.0.1", port: int = 8000) -> None:
-        """Answer HTTP requests until interrupted. The page at the address shows how."""
-        check_is_fitted(self, "model_")
-        persistence.serve(self, host, port)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the state without the loaded model, which is loaded again from its directory."""
-        state: dict[str, Any] = dict(vars(self))
-        if "model_" in state:
-            state["model_"] = state["model_"].run.directory
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        directory = state.get("model_")
-        super().__setstate__(state)
-        if isinstance(directory, Path):
-            self.model_ = trained_model.load(directory)
+        X = list(X) if isinstance(X, Iterator) else X
+        table = as_table(X) or columns_of_items(as_items(X))
+        task = self.model_.task
+        names: dict[str, str] = dict(zip(("text", "text_pair"), task.text_names, strict=False))
+        if y is None:
+            names["label"] = getattr(task, "label", "")
+        names = {key: name for key, name in names.items() if table.named and name in table.names}
+        return read_rows(X, y, sample_weight=sample_weight, labelled=True, **names)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -353,6 +291,16 @@ def _examples(rows: Rows, task: Task) -> list[Example]:
     if rows.weights is None:
         return examples
     return [replace(example, weight=float(w)) for example, w in zip(examples, rows.weights, strict=True)]
+
+
+def _head_name(head: Any) -> str:
+    """Return the specification of a head."""
+    if isinstance(head, str | HeadConfig):
+        return str(head)
+    raise BertVisionError(
+        f"A head is given by its name or as a HeadConfig, so that it can be saved and loaded; got {head!r}. Register "
+        "your own module with `register_head(NAME)(CLASS)`, and give head=NAME."
+    )
 
 
 def _seed(random_state: Any) -> int:
@@ -372,8 +320,3 @@ def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:
             table = table.setdefault(part, {})
         table[name] = value
     return nested
-
-
-def _label(name: str, kind: str) -> str:
-    """Return the short name of a head: "default" for the recommended one."""
-    return name if name == "BERT" else HeadConfig.parse(name).label(kind)

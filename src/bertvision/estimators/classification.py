@@ -15,9 +15,10 @@ from bertvision.encoders import Encoder
 from bertvision.errors import BertVisionError
 from bertvision.estimators.base import BaseTextEstimator
 from bertvision.heads import HeadConfig
-from bertvision.inputs import ClassLabelEncoder, Rows, read_rows, task_from_rows
+from bertvision.inputs import ClassLabelEncoder, Rows, task_from_rows
 from bertvision.runs import Run
 from bertvision.tasks import Task
+from bertvision.tasks.text import label_name
 
 
 class TextClassifier(ClassifierMixin, BaseTextEstimator):
@@ -28,8 +29,10 @@ class TextClassifier(ClassifierMixin, BaseTextEstimator):
     >>> from bertvision import TextClassifier
     >>> texts = ["a fine film", "a dull film", "fine acting", "dull acting"] * 10
     >>> classifier = TextClassifier(fraction=0, verbose=0).fit(texts, ["good", "bad"] * 20)
-    >>> classifier.predict(["a fine plot"])
-    array(['good'], dtype='<U4')
+    >>> classifier.classes_
+    array(['bad', 'good'], dtype='<U4')
+    >>> classifier.predict_proba(["a fine plot", "a dull plot"]).shape
+    (2, 2)
 
     Args:
         encoder: The name of an encoder (`bertvision encoders` lists them), the name of a model on the Hugging Face Hub,
@@ -112,27 +115,29 @@ class TextClassifier(ClassifierMixin, BaseTextEstimator):
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
         """Return the accuracy. The labels are y, or the column of labels that X has."""
-        rows = read_rows(X, y, sample_weight=sample_weight, labelled=True)
+        rows = self._read_labelled(X, y, sample_weight)
         return float(accuracy_score(rows.labels, self.predict(rows.texts), sample_weight=rows.weights))
 
     def _make_task(self, rows: Rows, start: Run | None) -> Task:
-        if start is None:
-            self.label_encoder_ = ClassLabelEncoder().fit(rows.labels or [], rows.label_dtype)
-            if len(self.label_encoder_.classes_) < 2:
-                (only,) = self.label_encoder_.classes_.tolist()
-                raise BertVisionError(f"A classifier needs two or more classes; all labels are {only!r}.")
-        classes = self.label_encoder_.classes_.tolist()
+        classes = self._label_encoder(rows, start).classes_.tolist()
+        if len(classes) < 2:
+            raise BertVisionError(
+                f"A classifier needs two or more classes; all labels are of one class, {classes[0]!r}."
+            )
         task = task_from_rows(rows, kind=self.kind, name="text-classification", classes=classes)
         return replace(task, calibrated=True, keep_groups=True)
 
+    def _label_encoder(self, rows: Rows, start: Run | None) -> ClassLabelEncoder:
+        """Return the encoder of the labels: of new ones, or of those that training continues with."""
+        return ClassLabelEncoder().fit(rows.labels or [], rows.label_dtype) if start is None else self.label_encoder_
+
     def _check_labels_are_known(self, rows: Rows) -> None:
-        known = set(self.label_encoder_.names_)
-        for row, index in enumerate(rows.labels or []):
-            if str(index) not in known and index not in self.label_encoder_.classes_.tolist():
-                names = ", ".join(self.label_encoder_.names_)
+        known = self.label_encoder_.names_
+        for row, label in enumerate(rows.labels or []):
+            if label_name(label) not in known:
                 raise BertVisionError(
-                    f"Row {row} has the new label {index!r}. The classifier knows the labels {names}. Fit a new "
-                    "classifier for new labels."
+                    f"Row {row} has the new label {label!r}. The classifier knows the labels {', '.join(known)}. Fit a "
+                    "new classifier for new labels."
                 )
 
     def _weighted(self, rows: Rows) -> Rows:
@@ -141,5 +146,6 @@ class TextClassifier(ClassifierMixin, BaseTextEstimator):
         weights = compute_sample_weight(self.class_weight, rows.labels)
         return replace(rows, weights=weights if rows.weights is None else weights * rows.weights)
 
-    def _set_fitted_attributes(self, rows: Rows) -> None:
+    def _set_fitted_attributes(self, rows: Rows, start: Run | None) -> None:
+        self.label_encoder_ = self._label_encoder(rows, start)
         self.classes_ = self.label_encoder_.classes_

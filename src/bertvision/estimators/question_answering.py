@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
+from sklearn.utils.validation import check_is_fitted
 
 from bertvision.errors import BertVisionError
 from bertvision.estimators.base import BaseTextEstimator
-from bertvision.inputs import Rows, examples_from_rows, read_items, read_rows
+from bertvision.inputs import Rows, examples_from_rows, read_items
 from bertvision.runs import Run
 from bertvision.tasks import SquadTask, Task
 from bertvision.training import Callback
@@ -15,6 +16,14 @@ from bertvision.training import Callback
 
 class QuestionAnswerer(BaseTextEstimator):
     """Find the answer to a question in a context, or tell that the context does not answer it.
+
+    >>> from bertvision import QuestionAnswerer
+    >>> contexts = ["The tower in Rome was made by Ann.", "The bridge in Paris was made by Bob."] * 10
+    >>> pairs = [("Who made it?", context) for context in contexts]
+    >>> answerer = QuestionAnswerer(fraction=0, verbose=0).fit(pairs, ["Ann", "Bob"] * 10)
+    >>> answer = answerer.predict("Who made it?", "The river in London was made by Carl.")
+    >>> sorted(answer)
+    ['answer', 'end', 'nbest', 'null_probability', 'score', 'start']
 
     The arguments are those of `TextClassifier`, without `class_weight`. `fit` takes pairs of a question and a context,
     and as labels the answers: a text that occurs in the context; an empty text or None for questions without an answer;
@@ -76,8 +85,9 @@ class QuestionAnswerer(BaseTextEstimator):
 
     def score(self, X: Any, y: Any = None) -> float:
         """Return the F1 score of SQuAD, between 0 and 1. The answers are y, or the column of answers that X has."""
+        check_is_fitted(self, "model_")
         task = self.model_.task
-        examples = examples_from_rows(read_rows(X, _as_answers(X, y), labelled=True), task)
+        examples = examples_from_rows(self._read_labelled(X, _as_answers(X, y)), task)
         features = self.model_.encode_examples(examples)
         answers = task.decode(self._predict(features), features, self.model_.settings)
         return task.score(answers, examples)["f1"] / 100

@@ -9,7 +9,7 @@ from sklearn.metrics import r2_score
 from sklearn.utils.validation import check_is_fitted
 
 from bertvision.estimators.base import BaseTextEstimator
-from bertvision.inputs import Rows, read_rows, task_from_rows
+from bertvision.inputs import Rows, examples_from_rows, task_from_rows
 from bertvision.runs import Run
 from bertvision.tasks import Task, TextTask
 
@@ -34,13 +34,13 @@ class TextRegressor(RegressorMixin, BaseTextEstimator):
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
         """Return the coefficient of determination, R². The numbers are y, or the column of labels that X has."""
-        rows = read_rows(X, y, sample_weight=sample_weight, labelled=True)
+        rows = self._read_labelled(X, y, sample_weight)
         return float(r2_score(rows.labels, self.predict(rows.texts), sample_weight=rows.weights))
 
     def _make_task(self, rows: Rows, start: Run | None) -> Task:
         task = task_from_rows(rows, kind=self.kind, name="text-regression")
         if start is None:
-            numbers = np.array(rows.labels, dtype=np.float64)
+            numbers = np.array([example.label for example in examples_from_rows(rows, task)], dtype=np.float64)
             mean, scale = float(numbers.mean()), float(numbers.std()) or 1.0
         else:
             mean, scale = self._task.label_mean, self._task.label_scale

@@ -93,6 +93,7 @@ class _Loop:
         for fraction in options.fractions:
             step = max(int(fraction > 0), round(fraction * self.steps_per_epoch))
             self.fractions.setdefault(step, []).append(fraction)
+        self.last_step = max([self.last_step, *self.fractions])  # a small fraction of a short epoch is one step
 
     @property
     def active(self) -> dict[str, TrainState]:
