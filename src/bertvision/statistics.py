@@ -63,6 +63,10 @@ def interval(
         resamples: Number of bootstrap samples. Each resamples seeds and examples with replacement.
         seed: Seed of the random number generator.
     """
+    if len(outcomes) == 1 and (values := task.mean_outcomes(outcomes[0], key or task.primary)) is not None:
+        random = np.random.default_rng(seed)
+        samples = (rows for _, rows in _bootstrap_samples(1, len(values), resamples, random))
+        return _percentiles([float(values[rows].mean()) for rows in samples])
     means = (
         _mean_score(task, [outcomes[index] for index in seeds], rows, key or task.primary)
         for seeds, rows in _bootstrap_samples(len(outcomes), len(outcomes[0]), resamples, np.random.default_rng(seed))

@@ -28,7 +28,6 @@ from bertvision.pipeline.experiment import Experiment, check, merge
 from bertvision.progress import hidden
 from bertvision.runs import Run
 from bertvision.tasks import DataSplits, Example, Task
-from bertvision.trained_model import TrainedModel
 from bertvision.training import Callback
 from bertvision.types import Features, Predictions
 
@@ -196,7 +195,7 @@ class BaseTextEstimator(PersistenceMixin, BaseEstimator):
             },
         )
         experiment = check(merge(experiment, _nested(self.settings or {})))
-        is_name = isinstance(encoder, str) and not Path(encoder).exists()
+        is_name = isinstance(encoder, str) and not os.path.exists(encoder)
         info = cached_states.encoder_info(encoder) if is_name else load_encoder_info(encoder)
         config = resolve(experiment, task, info)
         data = load_data(config, splits)

@@ -38,7 +38,8 @@ def logits(model: TrainedModel, features: Features, cache: FrozenCache = CACHE) 
     """Return the logits of a model. Texts that an encoder without fine-tuning has read before are not encoded again."""
     shape = model.members[0].record.head_shape
     num_bytes = int(features.offsets[-1]) * shape.num_channels * shape.hidden_size * 4
-    if model.run.record.fraction > 0 or num_bytes > cache.max_bytes // 2:
+    is_torch = all(isinstance(head.shared_encoder, TorchEncoder) for head in model.attached_heads)
+    if model.run.record.fraction > 0 or num_bytes > cache.max_bytes // 2 or not is_torch:
         return model.logits(features)
     return model.combine_members({head: _logits(model, head, features, cache) for head in model.attached_heads})
 

@@ -59,7 +59,7 @@ class PersistenceMixin:
         """
         path = _find(directory)
         with devices.use_device(device) if device is not None else nullcontext():
-            model = trained_model.load(path)
+            model = trained_model.load(path, precision="run")
         expected = estimator_name(model.task)
         if all(parent.__name__ != expected for parent in cls.__mro__):
             raise BertVisionError(f"{directory} is a model for {expected}. Load it with {expected}.from_pretrained.")
@@ -111,7 +111,8 @@ class PersistenceMixin:
         from bertvision.serving.onnx_export import export_onnx
 
         task = self.model_.task
-        export_onnx([self.model_], Path(directory), [examples_from_rows(read_texts(texts, task.text_names), task)])
+        model = trained_model.load(self.model_.run)  # in float32, whatever precision this machine computes in
+        export_onnx([model], Path(directory), [examples_from_rows(read_texts(texts, task.text_names), task)])
         self._write_estimator(Path(directory))
         return Path(directory)
 
@@ -139,7 +140,7 @@ class PersistenceMixin:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if isinstance(directory := state.get("model_"), Path):
-            model = trained_model.load(directory)
+            model = trained_model.load(directory, precision="run")
             rename_columns(model, state.get("_columns"))
             state = state | {"model_": model}
         super().__setstate__(state)  # pyright: ignore[reportAttributeAccessIssue]

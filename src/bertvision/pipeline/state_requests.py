@@ -76,10 +76,6 @@ class StateRequest:
         stores = [store for store in stores if exact.index(store.layout.type) <= exact.index(self.type)]
         return max(stores, key=lambda store: exact.index(store.layout.type), default=None)
 
-    def memory(self, dtype: torch.dtype) -> int:
-        """Return the bytes that the hidden states take in memory."""
-        return size(self.rows.lengths, self.source.view, self.width, dtype)
-
     def layout(self) -> Layout:
         """Return the layout of the store."""
         return Layout(
@@ -111,9 +107,9 @@ class StateRequest:
         write_shards(self.path, self.layout(), numbers, self.source, plan.batch_size, plan.budget)
 
 
-def fits(request: StateRequest, dtype: torch.dtype) -> bool:
-    """Whether the hidden states are few enough to be held in memory."""
-    return distributed.broadcast_decision(request.memory(dtype) <= min(MEMORY, memory.free_memory() // 2))
+def fits(num_bytes: int) -> bool:
+    """Whether hidden states of this size are held in memory."""
+    return distributed.broadcast_decision(num_bytes <= min(MEMORY, memory.free_memory() // 2))
 
 
 def open_states(
@@ -125,8 +121,8 @@ def open_states(
     """Return the hidden states in the order of `tokens`, from the source that `mode` (see MODES) names."""
     lookup(MODES, mode, "source of states")
     source, device = request.source, request.source.device
-    needed, free = request.memory(dtype), memory.free_memory()
-    few = fits(request, dtype)
+    needed = size(request.rows.lengths, source.view, request.width, dtype)
+    few, free = fits(needed), memory.free_memory()
     if mode == "memory" and needed > free:
         raise BertVisionError(
             f"The states take {needed / 1e9:.1f} GB, but {free / 1e9:.1f} GB of memory are free. "

@@ -190,6 +190,10 @@ class Task(ABC):
     def is_correct(self, outcomes: np.ndarray) -> np.ndarray | None:
         """Return which examples were answered correctly (N,), or None for regression."""
 
+    def mean_outcomes(self, outcomes: np.ndarray, metric: str) -> np.ndarray | None:
+        """Return one number per example whose mean is the metric (N,), or None if the metric is not a mean."""
+        return None
+
     def score(self, answers: Mapping[str, Any], examples: Sequence[Example]) -> dict[str, float]:
         """Compute the official metrics of answers, in percent."""
         return self.compute_metrics(self.outcomes(answers, examples))

@@ -225,6 +225,12 @@ class TextTask(Task):
         """Return which examples got the correct class (N,), or None for regression."""
         return outcomes[:, 0] == outcomes[:, 1] if self.classes else None
 
+    def mean_outcomes(self, outcomes: np.ndarray, metric: str) -> np.ndarray | None:
+        """Return 100 for each correct answer and 0 for others, if the metric is the accuracy of all examples."""
+        if metric != "accuracy" or (outcomes[:, 2] == 1).any():
+            return None
+        return 100.0 * (outcomes[:, 0] == outcomes[:, 1])
+
     def to_dict(self) -> dict[str, Any]:
         """Return JSON from which `task_from_dict` rebuilds this task."""
         plain = ("name", "summary", "label", "numbered", "unlabelled", "max_tokens", "learning_rate", "batch_size")
