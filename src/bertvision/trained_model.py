@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from bertvision import devices, sharing
-from bertvision.encoders import load_encoder_info
+from bertvision.encoders import EncoderInfo, load_encoder_info
 from bertvision.ensembles import combine
 from bertvision.errors import BertVisionError
 from bertvision.inputs import find_text_error, is_column, read_items
@@ -30,8 +30,16 @@ Item = str | tuple[str, ...] | Mapping[str, str]
 class TrainedModel:
     """The encoder, head(s) and task of a run. `predict` takes texts and returns answers."""
 
-    def __init__(self, run: Run, encoder_pool: EncoderPool | OnnxEncoder | None = None):
-        """Load the model of a run. Models with the same `encoder_pool` share the encoders they have in common."""
+    def __init__(
+        self,
+        run: Run,
+        encoder_pool: EncoderPool | OnnxEncoder | None = None,
+        encoder_info: EncoderInfo | None = None,
+    ):
+        """Load the model of a run. Models with the same `encoder_pool` share the encoders they have in common.
+
+        `encoder_info` is the tokenizer of the encoder, if it is already loaded.
+        """
         self.run = run
         self.task: Task = task_from_dict(run.record.task)
         self.max_tokens: int = run.record.max_tokens
@@ -42,7 +50,7 @@ class TrainedModel:
         self.bert_head = encoder_pool.add_own(self.members[0])
         bert = run.bert()
         self.bert_settings: dict[str, float] = bert.metrics.decoding if bert else {}
-        encoder_info = load_encoder_info(str(self._tokenizer_directory()))
+        encoder_info = encoder_info or load_encoder_info(str(self._tokenizer_directory()))
         self._tokenizer, self.pad_ids = encoder_info.tokenizer, encoder_info.pad_ids
 
     @classmethod

@@ -42,10 +42,16 @@ CASES += [
     ("adapter-skip:layers=last3,members=2", SPAN),
 ]
 CASES = list(dict.fromkeys(CASES))
-every_case = pytest.mark.parametrize(
+IDS = [f"{n}-{'span' if s.per_token else 'sentence'}{'-pooled' * s.pooler_output}" for n, s in CASES]
+every_case = pytest.mark.parametrize(("spec", "shape"), CASES, ids=IDS)
+# Convolutions are trained for up to 20 seconds a case.
+trained_case = pytest.mark.parametrize(
     ("spec", "shape"),
-    CASES,
-    ids=[f"{n}-{'span' if s.per_token else 'sentence'}{'-pooled' * s.pooler_output}" for n, s in CASES],
+    [
+        pytest.param(*case, marks=[pytest.mark.slow] if "cnn" in case[0] or "ception" in case[0] else [])
+        for case in CASES
+    ],
+    ids=IDS,
 )
 
 
@@ -169,7 +175,7 @@ def test_bfloat16_is_used_in_training():
         torch.testing.assert_close(a, b, atol=0.05, rtol=0.05)
 
 
-@every_case
+@trained_case
 def test_overfits_eight_examples(spec, shape):
     hidden, mask = states(shape, rows=8)
     labels = torch.arange(8) % shape.num_outputs

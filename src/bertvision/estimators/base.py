@@ -13,7 +13,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from bertvision import devices
-from bertvision.encoders import Encoder, load_encoder_info
+from bertvision.encoders import Encoder, EncoderInfo, load_encoder_info
 from bertvision.errors import BertVisionError
 from bertvision.estimators import cached_states, persistence
 from bertvision.estimators.cache import cache_directory, mark_used
@@ -159,8 +159,8 @@ class BaseTextEstimator(PersistenceMixin, BaseEstimator):
         )
         history = HistoryRecorder()
         with self._context():
-            result = self._run(task, splits, [history, *callbacks], start)
-            model = cached_states.load_model(result.best)
+            result, info = self._run(task, splits, [history, *callbacks], start)
+            model = cached_states.load_model(result.best, info)
         mark_used(result.best.directory.parent.parent)
         self.result_ = result
         self.run_ = result.best
@@ -175,8 +175,8 @@ class BaseTextEstimator(PersistenceMixin, BaseEstimator):
 
     def _run(
         self, task: Task, splits: DataSplits, callbacks: Sequence[Callback], start: Run | None
-    ) -> ExperimentResult:
-        """Run the pipeline on rows in memory."""
+    ) -> tuple[ExperimentResult, EncoderInfo]:
+        """Run the pipeline on rows in memory; return its result, and the tokenizer of the encoder."""
         encoder: str | Encoder = self.encoder
         settings: dict[str, Any] = {"fractions": [float(self.fraction)]}
         if start is not None:  # the encoder is the fine-tuned one, and is not changed
@@ -202,7 +202,8 @@ class BaseTextEstimator(PersistenceMixin, BaseEstimator):
         given = encoder if isinstance(encoder, Encoder) else None
         data = replace(data, callbacks=callbacks, encoder=given, frozen_cache=cached_states.CACHE)
         self._validation_texts = [example.texts for example in data.validation.examples[:200]]
-        return run_data(data, cache_directory(self.cache_dir), start=start)
+        result = run_data(data, cache_directory(self.cache_dir), start=start)
+        return result, info
 
     @contextmanager
     def _context(self) -> Iterator[None]:

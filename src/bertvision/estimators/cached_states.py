@@ -23,7 +23,7 @@ def encoder_info(name: str) -> EncoderInfo:
     return load_encoder_info(name)
 
 
-def load_model(run: Run, cache: FrozenCache = CACHE) -> TrainedModel:
+def load_model(run: Run, info: EncoderInfo, cache: FrozenCache = CACHE) -> TrainedModel:
     """Load the model of a run in the precision it was scored in. The encoder in the cache is used if it is the same."""
     pool = EncoderPool(precision="run")
     cached = cache.last_encoder
@@ -31,7 +31,7 @@ def load_model(run: Run, cache: FrozenCache = CACHE) -> TrainedModel:
         pool.loaded[cached.weights_hash, scoring_precision(run)] = TorchEncoder(
             cached.loaded.encoder, cached.weights_hash
         )
-    return TrainedModel(run, pool)
+    return TrainedModel(run, pool, info)
 
 
 def logits(model: TrainedModel, features: Features, cache: FrozenCache = CACHE) -> Predictions:
