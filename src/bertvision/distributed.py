@@ -4,6 +4,7 @@ All processes run the same program. The functions here let them share results an
 process each of them does nothing.
 """
 
+import atexit
 from dataclasses import dataclass
 from functools import cache
 
@@ -29,8 +30,15 @@ def process_group() -> ProcessGroup:
 
     # With `cpu=True` processes on CPUs form a group, too; without it, each of them would train alone.
     accelerator = Accelerator(cpu=not torch.accelerator.is_available())
+    atexit.register(_leave_group)
     # The values are kept, because `transformers.TrainingArguments` resets the state of all Accelerators.
     return ProcessGroup(accelerator.device, accelerator.num_processes, accelerator.process_index)
+
+
+def _leave_group() -> None:
+    """Leave the group before the process ends: threads that still run then would abort it."""
+    if torch_distributed.is_available() and torch_distributed.is_initialized():
+        torch_distributed.destroy_process_group()
 
 
 def num_processes() -> int:
