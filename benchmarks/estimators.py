@@ -35,15 +35,15 @@ def timed(action: Callable[[Path], Any]) -> tuple[float, Any]:
         return time.perf_counter() - began, result
 
 
-def cross_validation(examples: Sequence[Example], repeats: int) -> dict[str, Any]:
-    """Compare three-fold cross-validation of a frozen encoder with one fit."""
+def cross_validation(examples: Sequence[Example], repeats: int, *, controls: bool) -> dict[str, Any]:
+    """Compare three-fold cross-validation of a frozen encoder with one fit, with or without control heads."""
     texts, labels = [example.texts[0] for example in examples], [example.label for example in examples]
 
     def fit(folder: Path) -> TextClassifier:
-        return TextClassifier(fraction=0, verbose=0, cache_dir=folder).fit(texts, labels)
+        return TextClassifier(fraction=0, controls=controls, verbose=0, cache_dir=folder).fit(texts, labels)
 
     def validate(folder: Path) -> list[float]:
-        classifier = TextClassifier(fraction=0, verbose=0, cache_dir=folder)
+        classifier = TextClassifier(fraction=0, controls=controls, verbose=0, cache_dir=folder)
         return cross_val_score(classifier, texts, labels, cv=3).tolist()
 
     timed(fit)  # warms up
@@ -94,8 +94,10 @@ def main() -> None:
     arguments = parser.parse_args()
     task = TASKS["rotten-tomatoes"]
     splits = task.load(DataRequest(source="registry"))
+    few = task.sample(splits.train, 600, 0)
     results = {
-        "cross_validation": cross_validation(task.sample(splits.train, 600, 0), arguments.repeats),
+        "cross_validation": cross_validation(few, arguments.repeats, controls=False),
+        "cross_validation_with_controls": cross_validation(few, arguments.repeats, controls=True),
         "against_run": against_run(task.sample(splits.train, arguments.rows, 0), splits.dev, arguments.repeats),
     }
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
