@@ -63,7 +63,7 @@ class HiddenStates(Dataset[dict[str, Any]]):
 
     def __init__(self, source: InMemoryStates | StoredStates, view: StateView, pooling: str | None):
         self.source = source
-        self.row_table = source.row_table if isinstance(source, InMemoryStates) else source.store.row_table
+        self.row_table: RowTable = source.row_table if isinstance(source, InMemoryStates) else source.store.row_table
         self.view = view
         self.pooling = pooling
         sample = source.load(np.array([0])).inputs

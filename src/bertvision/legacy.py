@@ -10,7 +10,7 @@ from typing import Any
 from bertvision.heads import HeadConfig
 from bertvision.heads.legacy import upgrade_option
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 RECORD_KEYS = {"backbone": "encoder", "backbone_path": "encoder_path", "weights": "encoder_hash"}
 METRIC_KEYS = {

@@ -86,9 +86,9 @@ class OnnxEncoder:
         except Exception as error:  # onnxruntime has one class per way to fail, all private
             raise BertVisionError(f"onnxruntime cannot read {directory / GRAPH}: {error}") from error
         self.inputs = [node.name for node in self.session.get_inputs()]
-        self.part_of_graph = ort.RunOptions()
+        self.part_of_graph: Any = ort.RunOptions()
         self.part_of_graph.only_execute_path_to_fetches = True
-        self.runs_on = f"onnxruntime, {manifest['type']}, on {'cuda' if cuda else 'cpu'}"
+        self.runs_on: str = f"onnxruntime, {manifest['type']}, on {'cuda' if cuda else 'cpu'}"
 
     def add(self, run: Run) -> AttachedHead:
         """Return the head of a run."""

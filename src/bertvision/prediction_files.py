@@ -19,7 +19,7 @@ from bertvision.tasks import Task
 from bertvision.tasks.reading import read_squad
 from bertvision.trained_model import GENERIC_NAMES, Item, TrainedModel
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 CHUNK_ROWS = 1024
 """Rows that are in memory at once. Rows of a chunk are sorted by length into batches."""

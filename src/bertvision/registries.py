@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from bertvision.errors import BertVisionError
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 

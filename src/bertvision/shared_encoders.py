@@ -28,7 +28,7 @@ from bertvision.heads import (
 from bertvision.runs import Run
 from bertvision.types import call_head
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 class SharedEncoder(Protocol):
@@ -75,12 +75,12 @@ class TorchEncoder:
     """A frozen encoder in memory with heads by name."""
 
     def __init__(self, encoder: Encoder, weights: str):
-        self.device = devices.device()
+        self.device: torch.device = devices.device()
         """Where the encoder and its heads are, whatever thread they are called from."""
         self.encoder = encoder.to(self.device).eval().requires_grad_(False)
         self.weights = weights
         self.heads: dict[str, nn.Module] = {}
-        self.runs_on = f"torch on {self.device.type}"
+        self.runs_on: str = f"torch on {self.device.type}"
 
     def states(
         self, inputs: dict[str, Tensor], attention_mask: Tensor, text_ids: Tensor | None, names: Iterable[str]

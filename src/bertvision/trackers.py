@@ -56,7 +56,7 @@ class TransformersCallback(Callback):
             report_to="none",
         )
         self.state = TrainerState()
-        self.control = TrainerControl()
+        self.control: Any = TrainerControl()
         self._losses: list[float] = []
 
     def on_train_begin(self, event: TrainingEvent) -> None:

@@ -37,7 +37,7 @@ FORMER_FLAGS = {
 }
 FORMER_COMMANDS = {"backbones": "encoders"}
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 app = typer.Typer(
     name="bertvision",
     no_args_is_help=True,

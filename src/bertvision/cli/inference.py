@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from bertvision.tasks import Example
     from bertvision.trained_model import TrainedModel
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 KEY = "BERTVISION_API_KEY"
 

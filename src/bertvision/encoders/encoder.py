@@ -106,12 +106,12 @@ class Encoder(nn.Module):
         model = deepcopy(model) if copy else model
         self._peft_model = [model] if hasattr(model, "peft_config") else []  # in a list, so that it is no submodule
         with_head = without_peft(model)
-        self.model = model_body(with_head).float()
+        self.model: Any = model_body(with_head).float()
         self.tokenizer = tokenizer
-        self.precision = devices.resolve_precision(precision)
-        self.name = name or self.model.config.name_or_path or type(self.model).__name__
+        self.precision: str = devices.resolve_precision(precision)
+        self.name: str = name or self.model.config.name_or_path or type(self.model).__name__
         self.learning_rate = learning_rate
-        self.bert_head = bert_head_weights(with_head)
+        self.bert_head: dict[str, Tensor] = bert_head_weights(with_head)
         """Weights of BERT's own head, if the model has them: `pooler.*` and/or `classifier.*`."""
         self.model.pooler = None  # the head has a pooler of its own; this one would be a parameter without a gradient
         self.num_layers: int = self.model.config.num_hidden_layers + 1

@@ -31,7 +31,7 @@ from bertvision.tasks import DataSplits, Example, Task
 from bertvision.training import Callback
 from bertvision.types import Features, Predictions
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 class BaseTextEstimator(PersistenceMixin, BaseEstimator):

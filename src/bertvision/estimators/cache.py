@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bertvision import sources
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 MAX_GIGABYTES = 5.0
 """The size of the default cache directory. `BERTVISION_CACHE_GB` overrides it."""

@@ -11,7 +11,7 @@ class HistoryRecorder(Callback):
     """Records validation scores and fine-tuning checkpoints. The result is the `history_` of an estimator."""
 
     def __init__(self) -> None:
-        self.began = time.perf_counter()
+        self.began: float = time.perf_counter()
         self.entries: list[dict[str, Any]] = []
 
     def add(self, action: str, **values: Any) -> None:

@@ -23,7 +23,7 @@ class HeadEnsemble(nn.Module):
     def __init__(self, heads: Sequence[nn.Module]):
         super().__init__()
         self.members = nn.ModuleList(heads)
-        self.can_merge = all(isinstance(head, Head) and _can_merge(head) for head in heads)
+        self.can_merge: bool = all(isinstance(head, Head) and _can_merge(head) for head in heads)
         """Whether `cpu_optimizations` can compute all members in one wide product."""
 
     def forward(self, hidden: Tensor, attention_mask: Tensor, text_ids: Tensor | None = None) -> Tensor | list[Tensor]:

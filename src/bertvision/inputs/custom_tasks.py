@@ -12,7 +12,7 @@ from bertvision.tasks.squad import SquadTask
 from bertvision.tasks.text import TextTask, as_number, label_name
 from bertvision.tasks.user_files import UserFiles
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 KINDS = ("auto", "classification", "regression", "squad2", "squad2-answerable")
 MOST_CLASSES = 20

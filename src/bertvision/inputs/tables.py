@@ -12,7 +12,7 @@ from bertvision.errors import BertVisionError
 from bertvision.tasks.reading import ENDINGS, find_column, read_squad, read_table
 from bertvision.tasks.text import as_number
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 TEXT_COLUMNS = ("text", "sentence")
 PAIR_COLUMNS = (

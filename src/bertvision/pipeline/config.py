@@ -15,7 +15,7 @@ from bertvision.states import FORMATS
 from bertvision.tasks import Task
 from bertvision.training import TrainingConfig
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)

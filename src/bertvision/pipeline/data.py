@@ -24,7 +24,7 @@ from bertvision.tasks import TASKS, DataRequest, DataSplits, Example, Task, User
 from bertvision.training import predict
 from bertvision.types import Batches, Features, HeadShape, Predictions
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")

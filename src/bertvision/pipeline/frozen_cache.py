@@ -36,7 +36,7 @@ class FrozenCache:
     def __init__(self, max_bytes: int = MAX_BYTES):
         """Create an empty cache that holds at most `max_bytes` of hidden states."""
         self.max_bytes = max_bytes
-        self.rows_computed = 0
+        self.rows_computed: int = 0
         """How many rows an encoder has read so far."""
         self._encoder: tuple[Any, CachedEncoder] | None = None
         self._states: OrderedDict[bytes, Tensor] = OrderedDict()

@@ -25,7 +25,7 @@ class MixedBatches:
         self.parts = parts
         self.seed = seed
         self.starts = np.cumsum([0, *(part.rows for part in parts)])
-        self.rows = int(self.starts[-1])
+        self.rows: int = int(self.starts[-1])
 
     def __len__(self) -> int:
         return sum(len(part) for part in self.parts)
@@ -58,7 +58,7 @@ class MultiTaskModel(nn.Module):
         super().__init__()
         self.encoder = encoder
         self.heads = nn.ModuleList(heads)
-        self.current_task = 0
+        self.current_task: int = 0
         """The task of the last batch, whose loss is computed next."""
 
     def forward(self, tokens: dict[str, Tensor], attention_mask: Tensor) -> Tensor:

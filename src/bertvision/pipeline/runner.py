@@ -28,7 +28,7 @@ from bertvision.pipeline.finetuning import Checkpoint, CheckpointSet, finetune, 
 from bertvision.pipeline.head_training import bert_output, heads_and_controls, outputs_at, train_heads
 from bertvision.runs import Run, is_finished
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

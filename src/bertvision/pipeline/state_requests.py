@@ -28,7 +28,7 @@ from bertvision.states.stored import StoredStates
 from bertvision.states.token_batches import TokenBatches
 from bertvision.types import Batch, Batches, StateView
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 MEMORY = 2 * 1024**3
 """The size of hidden states that are held in memory. Two cores compute as many in about a minute after a crash."""

@@ -129,16 +129,16 @@ class Batcher:
         """Create the batcher; `on_batch` is called after every forward pass, in the thread that ran it."""
         self.settings = settings
         self.on_batch = on_batch
-        self.throughput = 0.0
+        self.throughput: float = 0.0
         """Moving average of the tokens per second in large batches. 0: not measured yet."""
         self._queue: list[QueuedRow] = []
         self._queued_tokens = 0
         self._condition = threading.Condition()
         self._closing = False
         self._active_batches = 0
-        self.num_cores = threads.num_threads()
+        self.num_cores: int = threads.num_threads()
         num_threads = settings.num_batch_threads or min(self.num_cores, MAX_BATCH_THREADS)
-        self.max_batch_tokens = max(1, settings.max_batch_tokens // num_threads)
+        self.max_batch_tokens: int = max(1, settings.max_batch_tokens // num_threads)
         """Tokens, including padding, in a batch of one thread."""
         self._threads = [
             threading.Thread(target=self._process_queue, name=f"bertvision-batches-{number}", daemon=True)

@@ -58,12 +58,12 @@ class HttpExchange:
 
     def __init__(self, receive: Receive, send: Send, settings: ServerSettings):
         self.settings = settings
-        self.request_id = uuid.uuid4().hex[:16]
-        self.started_at = time.monotonic()
-        self.status = 0
-        self.bytes_received = 0
-        self.body_complete = False
-        self.response_started = False
+        self.request_id: str = uuid.uuid4().hex[:16]
+        self.started_at: float = time.monotonic()
+        self.status: int = 0
+        self.bytes_received: int = 0
+        self.body_complete: bool = False
+        self.response_started: bool = False
         self._receive = receive
         self._send = send
 

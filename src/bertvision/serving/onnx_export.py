@@ -89,8 +89,8 @@ class Graph(nn.Module):
         super().__init__()
         self.shared_encoder = shared_encoder
         self.encoder = shared_encoder.encoder
-        self.inputs = list(inputs)
-        self.names = list(heads)
+        self.inputs: list[str] = list(inputs)
+        self.names: list[str] = list(heads)
         self.heads = nn.ModuleList(shared_encoder.heads[name] for name in heads)
 
     def forward(self, *given: Tensor) -> tuple[Tensor, ...]:

@@ -39,9 +39,9 @@ class ComputedStates:
         self.encoder = encoder
         self.tokens = tokens
         self.view = view
-        self.rows = tokens.rows
+        self.rows: int = tokens.rows
         self.pool = pool
-        self.device = device or torch.device("cpu")
+        self.device: torch.device = device or torch.device("cpu")
 
     def __len__(self) -> int:
         return len(self.tokens)

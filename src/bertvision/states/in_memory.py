@@ -33,7 +33,7 @@ class InMemoryStates:
         self.states = states
         self.row_table = row_table
         self.plan = plan
-        self.rows = len(states)
+        self.rows: int = len(states)
 
     def __len__(self) -> int:
         return len(self.plan)

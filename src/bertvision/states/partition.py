@@ -28,7 +28,7 @@ class ProcessPartition:
         self.rank = rank
         self.of = of
         self.whole = whole
-        self.rows = source.rows
+        self.rows: int = source.rows
         self.plan = source.plan
 
     def __len__(self) -> int:

@@ -47,8 +47,8 @@ class Store:
 
     def __init__(self, path: Path, num_layers: int = 0):
         """`num_layers`: layers of the encoder, where known; see `view_from_manifest`."""
-        self.path = Path(path)
-        self.manifest = self._read_manifest()
+        self.path: Path = Path(path)
+        self.manifest: dict[str, Any] = self._read_manifest()
         try:
             layout = self.manifest["layout"]
             self.identity: dict[str, Any] = self.manifest["identity"]
@@ -64,7 +64,7 @@ class Store:
             self.checks = [shard["sha256"] for shard in self.manifest["shards"]]
         except (KeyError, TypeError) as error:
             raise self._error(f"its manifest lacks {error}") from error
-        self.rows = len(self.row_table.ids)
+        self.rows: int = len(self.row_table.ids)
         self._shards: dict[int, _OpenShard] = {}
         self._shard_of = np.repeat(np.arange(len(self.layout.bounds)), [b - a for a, b in self.layout.bounds])
         self._checked = np.zeros(self.rows, dtype=bool)

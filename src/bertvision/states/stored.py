@@ -38,13 +38,13 @@ class StoredStates:
         """Prepare to read `view`, which is a part of what is stored, as `dtype`, with background `threads`."""
         self.store = store
         self.plan = plan
-        self.view = view or store.view
-        self.rows = store.rows
+        self.view: StateView = view or store.view
+        self.rows: int = store.rows
         self.weights = weights
         """(N,) the weights of the rows in training, which a store does not hold."""
         self.dtype = dtype
-        self.device = device or torch.device("cpu")
-        self.threads = _spare_threads(self.device) if threads is None else threads
+        self.device: torch.device = device or torch.device("cpu")
+        self.threads: int = _spare_threads(self.device) if threads is None else threads
 
     def __len__(self) -> int:
         return len(self.plan)

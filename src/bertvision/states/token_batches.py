@@ -50,9 +50,9 @@ class TokenBatches:
         With `chosen`, an epoch is these rows alone.
         """
         self.features = features
-        self.rows = len(features)
+        self.rows: int = len(features)
         self.pad_ids = pad_ids
-        self.plan = BatchPlan(features.lengths, batch_size, seed=seed, budget=budget, chosen=chosen)
+        self.plan: BatchPlan = BatchPlan(features.lengths, batch_size, seed=seed, budget=budget, chosen=chosen)
 
     def __len__(self) -> int:
         return len(self.plan)

@@ -23,7 +23,7 @@ from bertvision.tasks.splitting import count_of, draw, draw_whole_groups, quanti
 from bertvision.tasks.user_files import UserFiles, arguments_from_dict
 from bertvision.types import Features, Predictions
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 MISMATCHED = "mismatched"
 """The group of examples that metrics ending in "_mismatched" are computed on."""

@@ -9,7 +9,7 @@ from typing import Any
 from bertvision.errors import BertVisionError
 from bertvision.tasks.base import DataRequest, DataSplits, Task
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)

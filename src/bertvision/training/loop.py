@@ -19,7 +19,7 @@ from bertvision.training.optimizers import build_grad_scaler, build_optimizer
 from bertvision.training.train_state import STOPPED, LoopState, TrainState
 from bertvision.types import Batch, Batches, call_head
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 MAX_TOKENS = 768  # of hidden states in one backward pass on a CPU: more takes more memory and is hardly faster
 

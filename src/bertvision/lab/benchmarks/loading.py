@@ -10,7 +10,7 @@ from bertvision.sources import can_connect
 from bertvision.tasks import DataRequest, DataSplits
 from bertvision.tasks.reading import Table
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 SOURCES = ("local", "hub", "registry")
 

@@ -11,7 +11,7 @@ from bertvision.tasks import DataRequest, DataSplits, Example, SquadTask, TextTa
 from bertvision.tasks.reading import Table, question
 from bertvision.tasks.text import MISMATCHED
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 SQUAD_ROWS = {"v1.1": (87_599, 10_570), "v2.0": (130_319, 11_873)}
 """The official number of questions in train and dev."""

@@ -26,7 +26,7 @@ from bertvision.errors import BertVisionError
 from bertvision.lab.searches.space import TrialSettings
 from bertvision.lab.searches.trials import TrialOutcome
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 15.0  # between two heartbeats of a running trial
 DEAD_AFTER_SECONDS = 90.0  # without a heartbeat, after which the process of a trial is considered dead

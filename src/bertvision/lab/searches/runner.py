@@ -40,7 +40,7 @@ from bertvision.pipeline import ExperimentResult, find_task
 from bertvision.pipeline.experiment import Experiment, check, overlay
 from bertvision.runs import Run, slug
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 SHARDED = {"mnli": 0.1, "qnli": 0.1, "qqp": 0.1, "sst2": 0.1}
 """Large tasks, and the random share of their training data that is searched on by default."""

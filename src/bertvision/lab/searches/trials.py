@@ -82,7 +82,7 @@ class TrialRunner:
         self.data = replace(data, dev=data.validation)
         self.space = space
         self.seeds = list(seeds)
-        self.root = Path(root)
+        self.root: Path = Path(root)
         self.checkpoints: dict[int, CheckpointSet] = {}
         self._open_states: OrderedDict[tuple[int, float], _OpenStates] = OrderedDict()
 

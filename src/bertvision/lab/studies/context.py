@@ -19,7 +19,7 @@ from bertvision.runs import Run
 from bertvision.statistics import PairedOutcomes, holm, interval, significance
 from bertvision.tasks import Task
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 MIN_EXAMPLES = 500  # a result scored on fewer examples gets a caveat
 

@@ -14,7 +14,7 @@ from bertvision.lab.studies.result import StudyResult, load_result, result_path
 from bertvision.lab.studies.table import STUDIES, studies_for
 from bertvision.pipeline.experiment import Experiment, merge
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 def run_study(
