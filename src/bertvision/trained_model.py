@@ -45,9 +45,9 @@ class TrainedModel:
         self.max_tokens: int = run.record.max_tokens
         self.settings: dict[str, float] = run.metrics.decoding
         encoder_pool = encoder_pool or EncoderPool()
-        self.members = run.members() or [run]
-        self.attached_heads = [encoder_pool.add(member) for member in self.members]
-        self.bert_head = encoder_pool.add_own(self.members[0])
+        self.members: list[Run] = run.members() or [run]
+        self.attached_heads: list[AttachedHead] = [encoder_pool.add(member) for member in self.members]
+        self.bert_head: AttachedHead = encoder_pool.add_own(self.members[0])
         bert = run.bert()
         self.bert_settings: dict[str, float] = bert.metrics.decoding if bert else {}
         encoder_info = encoder_info or load_encoder_info(str(self._tokenizer_directory()))

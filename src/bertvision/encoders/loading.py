@@ -137,7 +137,9 @@ def save_encoder(directory: Path, bert: EncoderWithHead, tokenizer: Any) -> None
     bert.encoder.save_pretrained(directory, tokenizer=tokenizer, bert_head=bert.head.state_dict())
 
 
-weights_hash = Encoder.weights_hash
+def weights_hash(encoder: Encoder) -> str:
+    """Return the SHA-256 of all tensors of an encoder."""
+    return encoder.weights_hash()
 
 
 def tokenizer_hash(tokenizer: Any) -> str:

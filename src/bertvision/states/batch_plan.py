@@ -25,7 +25,7 @@ class BatchPlan:
         self.batch_size = batch_size
         self.seed = seed
         self.budget = budget
-        self.chosen = np.arange(len(lengths)) if chosen is None else np.asarray(chosen)
+        self.chosen: np.ndarray = np.arange(len(lengths)) if chosen is None else np.asarray(chosen)
         self._fixed = None if seed is not None else self._by_length(budget)
 
     def __len__(self) -> int:
