@@ -39,7 +39,28 @@ class TrainingSeconds:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Metrics:
+class TrainingSummary:
+    """The size of a model, and how it was trained."""
+
+    parameters: int
+    seconds: TrainingSeconds
+    best_epoch: int | None = None
+    """The epoch, counted from 1, whose weights were kept."""
+    epochs: int | None = None
+    """Epochs trained."""
+    validation_by_epoch: list[float] | None = None
+    training_loss: float | None = None
+    learning_rate: float | None = None
+    states_seconds: float | None = None
+    """The part of `seconds.head` that is shared by all heads trained on the same hidden states."""
+    epoch: int | None = None
+    """For runs of kind "epoch": after how many epochs the head was evaluated."""
+    trained_at: float | None = None
+    """For runs of kind "evaluated": the fine-tuning fraction at which the head was trained."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metrics(TrainingSummary):
     """The results of a run (metrics.json)."""
 
     primary_metric: str
@@ -54,22 +75,7 @@ class Metrics:
     """(primary score, negated loss) on the validation split. Choices are made by comparing these."""
     decoding: dict[str, float]
     """Settings that turn logits into answers, such as a threshold; tuned on the validation split."""
-    parameters: int
-    seconds: TrainingSeconds
     calibration: dict[str, float] = field(default_factory=dict)
-    best_epoch: int | None = None
-    """The epoch, counted from 1, whose weights were kept."""
-    epochs: int | None = None
-    """Epochs trained."""
-    validation_by_epoch: list[float] | None = None
-    training_loss: float | None = None
-    learning_rate: float | None = None
-    states_seconds: float | None = None
-    """The part of `seconds.head` that is shared by all heads trained on the same hidden states."""
-    epoch: int | None = None
-    """For runs of kind "epoch": after how many epochs the head was evaluated."""
-    trained_at: float | None = None
-    """For runs of kind "evaluated": the fine-tuning fraction at which the head was trained."""
 
     @property
     def primary_score(self) -> float:

@@ -2,6 +2,7 @@
 
 import logging
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -34,7 +35,7 @@ from bertvision.types import Features, Predictions
 logger: logging.Logger = logging.getLogger(__name__)
 
 
-class BaseTextEstimator(PersistenceMixin, BaseEstimator):
+class BaseTextEstimator(PersistenceMixin, BaseEstimator, ABC):
     """The common part of `TextClassifier`, `TextRegressor` and `QuestionAnswerer`.
 
     Fitted estimators have these attributes:
@@ -112,7 +113,7 @@ class BaseTextEstimator(PersistenceMixin, BaseEstimator):
         """
         rows = read_rows(
             X,
-            y,
+            self._read_labels(X, y),
             text=text,
             text_pair=text_pair,
             label=label,
@@ -133,15 +134,16 @@ class BaseTextEstimator(PersistenceMixin, BaseEstimator):
             callbacks: As in `fit`.
             columns: `text`, `text_pair`, `label`, `groups` and `sample_weight`, as in `fit`.
         """
-        rows = read_rows(X, y, labelled=True, **columns)
+        rows = read_rows(X, self._read_labels(X, y), labelled=True, **columns)
         return self._fit(rows, None, callbacks, getattr(self, "run_", None))
 
     def _read_eval_set(self, eval_set: Any, rows: Rows, label: str | None) -> Rows:
         """Read the validation rows. Tables have the columns of the training rows."""
         if isinstance(eval_set, tuple) and len(eval_set) == 2:
-            return read_rows(*eval_set, labelled=True)
+            texts, labels = eval_set
+            return read_rows(texts, self._read_labels(texts, labels), labelled=True)
         if isinstance(eval_set, list) and len(eval_set) == 1 and isinstance(eval_set[0], tuple):
-            return read_rows(*eval_set[0], labelled=True)  # as in XGBoost and LightGBM
+            return self._read_eval_set(eval_set[0], rows, label)  # as in XGBoost and LightGBM
         names = dict(zip(("text", "text_pair"), rows.text_names, strict=False))
         return read_rows(eval_set, label=label or rows.label, labelled=True, **names)
 
@@ -215,8 +217,13 @@ class BaseTextEstimator(PersistenceMixin, BaseEstimator):
                 stack.enter_context(hidden())
             yield
 
+    @abstractmethod
     def _make_task(self, rows: Rows, start: Run | None) -> Task:
-        raise NotImplementedError
+        """Return the task that the rows describe. `start` is the run that training continues with."""
+
+    def _read_labels(self, X: Any, y: Any) -> Any:
+        """Return the labels in a form that `read_rows` takes."""
+        return y
 
     def _check_labels_are_known(self, rows: Rows) -> None:
         """Raise an error if rows have labels that the fitted estimator does not know."""

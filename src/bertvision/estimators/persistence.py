@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+from abc import abstractmethod
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
@@ -145,8 +146,9 @@ class PersistenceMixin:
             state = state | {"model_": model}
         super().__setstate__(state)  # pyright: ignore[reportAttributeAccessIssue]
 
+    @abstractmethod
     def _leaderboard_rows(self) -> list[dict[str, Any]]:
-        raise NotImplementedError
+        """Return the rows of `leaderboard_`."""
 
     def _write_estimator(self, directory: Path) -> None:
         """Write the file of the estimator beside the files of the trained model."""

@@ -1,7 +1,7 @@
 """Question answering: find the answer to a question in a context."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
@@ -11,7 +11,6 @@ from bertvision.estimators.base import BaseTextEstimator
 from bertvision.inputs import Rows, examples_from_rows, read_items
 from bertvision.runs import Run
 from bertvision.tasks import SquadTask, Task
-from bertvision.training import Callback
 
 
 class QuestionAnswerer(BaseTextEstimator):
@@ -32,33 +31,9 @@ class QuestionAnswerer(BaseTextEstimator):
 
     kind: ClassVar[str] = "question-answering"
 
-    def fit(
-        self,
-        X: Any,
-        y: Any = None,
-        *,
-        text: str | None = None,
-        text_pair: str | None = None,
-        label: str | None = None,
-        eval_set: Any = None,
-        groups: Any = None,
-        sample_weight: Any = None,
-        callbacks: Sequence[Callback] = (),
-    ) -> Self:
-        """Train on questions, contexts and answers. The arguments are those of `TextClassifier.fit`."""
-        if isinstance(eval_set, tuple) and len(eval_set) == 2:
-            eval_set = (eval_set[0], _as_answers(eval_set[0], eval_set[1]))
-        return super().fit(
-            X,
-            _as_answers(X, y),
-            text=text,
-            text_pair=text_pair,
-            label=label,
-            eval_set=eval_set,
-            groups=groups,
-            sample_weight=sample_weight,
-            callbacks=callbacks,
-        )
+    def _read_labels(self, X: Any, y: Any) -> Any:
+        """Convert answers that are plain texts to SQuAD's format."""
+        return _as_answers(X, y)
 
     def predict(self, X: Any, context: Any = None, *, nbest: int = 5) -> Any:
         """Answer questions.

@@ -5,7 +5,6 @@ directory, through which all large data is exchanged.
 """
 
 import os
-import pickle
 import sys
 import time
 import uuid
@@ -15,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from bertvision.cpu_optimizations import set_environment
+from bertvision.cpu_optimizations.environment import VARIABLES
 from bertvision.errors import BertVisionError
 from bertvision.progress import bar
 
@@ -64,8 +63,11 @@ def map_on_cluster(
     """
     ray = _ray()
     gpus = 1 if ray.cluster_resources().get("GPU") else 0
-    task = ray.remote(max_retries=MAX_RETRIES, num_cpus=1, num_gpus=gpus)(_call).options(name=function.__name__)
-    waiting = [task.remote(pickle.dumps((function, item))) for item in items]
+    # Workers start with these variables, because torch reads them when it is imported.
+    variables = {name: os.environ.get(name, value) for name, value in VARIABLES.items()}
+    task = ray.remote(max_retries=MAX_RETRIES, num_cpus=1, num_gpus=gpus)(function)
+    task = task.options(name=function.__name__, runtime_env={"env_vars": variables})
+    waiting = [task.remote(item) for item in items]
     indices = {reference: index for index, reference in enumerate(waiting)}
     results: dict[int, R] = {}
     try:
@@ -80,13 +82,6 @@ def map_on_cluster(
             with suppress(ray.exceptions.RayError):
                 ray.cancel(reference, force=True)
     return [results[index] for index in range(len(items))]
-
-
-def _call(call: bytes) -> Any:
-    """Call a function in a worker. Both are pickled, so that torch is imported after the environment is set."""
-    set_environment()
-    function, item = pickle.loads(call)
-    return function(item)
 
 
 def _result(ray: ModuleType, reference: Any, on_failure: Callable[[str], Any] | None = None) -> Any:

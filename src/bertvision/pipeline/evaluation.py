@@ -13,8 +13,8 @@ from bertvision.ensembles import combine
 from bertvision.pipeline import cache_keys
 from bertvision.pipeline.data import ExperimentData, Split
 from bertvision.pipeline.finetuning import Checkpoint
-from bertvision.pipeline.outputs import ModelOutput, TrainingSummary
-from bertvision.records import Metrics, RunRecord, TrainingSeconds
+from bertvision.pipeline.outputs import ModelOutput
+from bertvision.records import Metrics, RunRecord, TrainingSeconds, TrainingSummary
 from bertvision.runs import Run, is_finished, save_run
 from bertvision.statistics import interval
 from bertvision.training import ValidationScore

@@ -29,9 +29,9 @@ from bertvision.pipeline import cache_keys
 from bertvision.pipeline.data import ExperimentData, with_cpu_setting
 from bertvision.pipeline.evaluation import validation_scores
 from bertvision.pipeline.finetuning import Checkpoint
-from bertvision.pipeline.outputs import ModelOutput, TrainingSummary
+from bertvision.pipeline.outputs import ModelOutput
 from bertvision.pipeline.states import held_out_states, states
-from bertvision.records import TrainingSeconds
+from bertvision.records import TrainingSeconds, TrainingSummary
 from bertvision.runs import Run
 from bertvision.training import STOPPED, Checkpointer, FitOptions, TrainState, fit
 from bertvision.types import Batches, HeadShape, Predictions, StateView

@@ -4,24 +4,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from bertvision.records import TrainingSeconds
+from bertvision.records import TrainingSummary
 from bertvision.types import HeadShape, Predictions
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingSummary:
-    """The size of a model and how it was trained. Its fields are those of `records.Metrics`."""
-
-    parameters: int
-    seconds: TrainingSeconds
-    best_epoch: int | None = None
-    epochs: int | None = None
-    validation_by_epoch: list[float] | None = None
-    training_loss: float | None = None
-    learning_rate: float | None = None
-    states_seconds: float | None = None
-    epoch: int | None = None
-    trained_at: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

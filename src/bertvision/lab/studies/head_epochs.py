@@ -10,9 +10,9 @@ from bertvision.lab.studies.result import Figure, StudyTable
 from bertvision.pipeline import cache_keys
 from bertvision.pipeline.evaluation import evaluate
 from bertvision.pipeline.head_training import new_head
-from bertvision.pipeline.outputs import ModelOutput, TrainingSummary
+from bertvision.pipeline.outputs import ModelOutput
 from bertvision.pipeline.states import held_out_states, states
-from bertvision.records import TrainingSeconds
+from bertvision.records import TrainingSeconds, TrainingSummary
 from bertvision.runs import Run, is_finished
 from bertvision.training import Checkpointer, FitOptions, FractionRecord, fit
 
