@@ -209,11 +209,11 @@ class TrainedModel:
         """Return where the tokenizer is: with a shared or exported run, else with the encoder."""
         first = self.members[0]
         export = self.run.record.export
-        exported = self.run.directory / (export.directory if export else ".")
+        exported = self.run.path(export.directory if export else ".")
         for directory in (self.run.directory, exported, first.encoder_directory):
             if (directory / "tokenizer.json").is_file():
                 return directory
-        return first.record.encoder
+        return first.encoder_name
 
     def _texts(self, index: int, item: Any) -> tuple[str, ...]:
         """Validate an item and return its texts."""
@@ -276,7 +276,7 @@ def load_all(runs: Sequence[str | Path | Run], encoder: str = "", *, precision: 
     models = []
     for run in _open_runs(runs):
         if run.record.export is not None:
-            directory = (run.directory / run.record.export.directory).resolve()
+            directory = run.path(run.record.export.directory)
             if directory not in onnx_encoders:
                 onnx_encoders[directory] = OnnxEncoder(directory)
             models.append(TrainedModel(run, onnx_encoders[directory]))

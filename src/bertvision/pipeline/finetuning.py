@@ -23,7 +23,15 @@ from bertvision.encoders import (
     weights_hash,
 )
 from bertvision.errors import BertVisionError
-from bertvision.files import atomic_directory, file_lock, load_tensors, read_json, save_tensors, write_json
+from bertvision.files import (
+    atomic_directory,
+    file_lock,
+    load_tensors,
+    read_json,
+    require_space,
+    save_tensors,
+    write_json,
+)
 from bertvision.heads import (
     BERT_HEAD,
     BertHead,
@@ -150,6 +158,9 @@ def _finetune_missing(
         The fraction that was reached, if a callback stopped the fine-tuning; else None.
     """
     first = members[0]
+    if max(missing) > 0:
+        size = sum(tensor.numel() * tensor.element_size() for tensor in loaded.encoder.parameters())
+        require_space(checkpoint_sets[0].directory, size * len(missing) * len(members), "Saving the fine-tuned encoder")
     loaded.encoder.freeze(first.experiment.frozen)
     training = _one_task(first, loaded) if len(members) == 1 else _several_tasks(members, loaded)
 
