@@ -17,6 +17,7 @@ from bertvision.encoders import load_encoder, load_encoder_info
 from bertvision.errors import BertVisionError
 from bertvision.files import inside, parse_json, read_json, save_tensors
 from bertvision.inputs.labels import ClassLabelEncoder
+from bertvision.onnx_model import OnnxEncoder, exported_runs
 from bertvision.pipeline import experiment
 from bertvision.runs import open_run
 from bertvision.tasks.reading import read_squad, read_table
@@ -258,6 +259,22 @@ def test_huge_heads_are_refused_before_memory_is_allocated(changes, received):
     received(shape=shape, name="adapter:members=100,size=100000000,token_pooling=max")
     with pytest.raises(BertVisionError, match="its head needs"):
         bertvision.load(directory)
+
+
+@pytest.mark.parametrize("manifest", [{}, {"runs": "x"}, {"runs": [3]}, {"runs": ["../secret"]}, {"runs": ["/etc"]}])
+def test_malformed_manifests_of_exports(manifest, tmp_path):
+    sound = {"format": 3, "type": "float32", "weights": "0", "sha256": "0", "runs": []}
+    (tmp_path / "exported.json").write_text(json.dumps(sound | manifest if manifest else {}))
+    with pytest.raises(BertVisionError, match="damaged|outside of it"):
+        exported_runs(tmp_path)
+
+
+def test_links_in_an_export(tmp_path):
+    sound = {"format": 3, "type": "float32", "weights": "0", "sha256": "0", "runs": []}
+    (tmp_path / "exported.json").write_text(json.dumps(sound))
+    (tmp_path / "model.onnx.data").symlink_to("/etc/passwd")
+    with pytest.raises(BertVisionError, match="is a symbolic link"):
+        OnnxEncoder(tmp_path)
 
 
 def test_arrays_with_pickles_or_false_sizes(tmp_path):

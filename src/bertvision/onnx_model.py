@@ -76,7 +76,9 @@ class OnnxEncoder:
     def __init__(self, directory: Path):
         ort = onnxruntime()
         manifest = _manifest(directory)
-        if not (graph := inside(directory, GRAPH)).is_file() or file_hash(graph) != manifest["sha256"]:
+        for path in directory.iterdir():  # the graph may name other files of its directory
+            inside(directory, path.name)
+        if not (directory / GRAPH).is_file() or file_hash(directory / GRAPH) != manifest["sha256"]:
             raise BertVisionError(f"{directory / GRAPH} is not the graph that was exported there. Export it again.")
         self.weights: str = manifest["weights"]
         self.format: int = manifest["format"]
