@@ -113,7 +113,7 @@ def test_sound_json_is_read(tmp_path):
     text = '{"a": [1, -2.5, "\\ud83d\\ude00", null, true, ' + "9" * 300 + "]}"
     assert parse_json(text) == parse_json(text.encode()) == json.loads(text)
     (tmp_path / "large.json").write_text("1" * 11)
-    with pytest.raises(BertVisionError, match="has 11 bytes, but a record has at most 10"):
+    with pytest.raises(BertVisionError, match="it has 11 bytes, more than 10"):
         read_json(tmp_path / "large.json", "record", max_bytes=10)
 
 

@@ -141,12 +141,10 @@ def read_json(path: Path, what: str, max_bytes: int = MAX_JSON) -> Any:
     """Read a JSON file. `what` names it in error messages."""
     try:
         if (size := os.stat(path).st_size) > max_bytes:
-            raise BertVisionError(f"{path} has {size:,} bytes, but a {what} has at most {max_bytes:,}.")
+            raise ValueError(f"it has {size:,} bytes, more than {max_bytes:,}")
         return parse_json(Path(path).read_bytes())
     except FileNotFoundError:
         raise BertVisionError(f"No {what} at {path}.") from None
-    except BertVisionError:
-        raise
     except ValueError as error:
         raise BertVisionError(f"{path} is not valid JSON, so it cannot be the {what}: {error}.") from error
     except OSError as error:

@@ -13,10 +13,10 @@ from bertvision.ensembles import combine
 from bertvision.errors import BertVisionError
 from bertvision.inputs import find_text_error, is_column, read_items
 from bertvision.onnx_model import OnnxEncoder, exported_runs, is_exported
+from bertvision.prediction import evaluation_batches
 from bertvision.progress import bar
 from bertvision.runs import Run, is_finished, open_run
 from bertvision.shared_encoders import AttachedHead, EncoderPool, layers_read
-from bertvision.states import evaluation_batches
 from bertvision.tasks import Example, Task, task_from_dict
 from bertvision.types import Features, Predictions
 

@@ -1,5 +1,6 @@
 """Checks of a model directory before transformers reads it, which follows its paths and allocates its sizes."""
 
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,17 +50,10 @@ def check_size(directory: Path, model: nn.Module) -> None:
     held = 0
     for file in directory.glob("*.safetensors"):
         with safe_open(file, framework="pt") as weights:
-            held += sum(_product(weights.get_slice(name).get_shape()) for name in weights.keys())
+            held += sum(math.prod(weights.get_slice(name).get_shape()) for name in weights.keys())
     needed = sum(tensor.numel() for tensor in (*model.parameters(), *model.buffers()))
     if needed > 2 * held + SPARE_PARAMETERS:
         raise BertVisionError(f"config.json of {directory} needs {needed:,} parameters, but its weights are {held:,}.")
-
-
-def _product(shape: list[int]) -> int:
-    product = 1
-    for size in shape:
-        product *= size
-    return product
 
 
 def _numbers(values: Any, key: str = "") -> Iterator[tuple[str, float]]:

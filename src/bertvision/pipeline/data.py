@@ -19,8 +19,8 @@ from bertvision.inputs import task_from_files
 from bertvision.pipeline.config import PipelineConfig, resolve
 from bertvision.pipeline.experiment import Experiment, TrainingConfig
 from bertvision.pipeline.frozen_cache import FrozenCache
-from bertvision.prediction import predict
-from bertvision.states import TokenBatches, evaluation_batches
+from bertvision.prediction import evaluation_batches, predict
+from bertvision.states import TokenBatches
 from bertvision.tasks import TASKS, DataRequest, DataSplits, Example, Task, UserFiles, draw_nested
 from bertvision.types import Batches, Features, HeadShape, Predictions
 

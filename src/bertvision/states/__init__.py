@@ -9,7 +9,7 @@ from bertvision.states.partition import partition
 from bertvision.states.store import Store
 from bertvision.states.store_writer import WriteOptions, write
 from bertvision.states.stored import StoredStates
-from bertvision.states.token_batches import TokenBatches, evaluation_batches
+from bertvision.states.token_batches import TokenBatches
 
 __all__ = [
     "FORMATS",
@@ -23,7 +23,6 @@ __all__ = [
     "ComputedStates",
     "TokenBatches",
     "WriteOptions",
-    "evaluation_batches",
     "is_store",
     "read_into_memory",
     "partition",

@@ -203,7 +203,8 @@ def is_unfinished(path: Path) -> bool:
 def _is_own(path: Path, name: str) -> bool:
     """Return whether a file belongs to a store, damaged or not. Other programs also write a manifest.json."""
     file = Path(path) / name
-    return file.is_file() and (file.with_name(ROWS).is_file() or NAME.encode() in file.read_bytes())
+    own = file.is_file() and not file.is_symlink()
+    return own and (file.with_name(ROWS).is_file() or NAME.encode() in file.read_bytes())
 
 
 def leftovers(path: Path) -> list[Path]:
