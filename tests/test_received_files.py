@@ -152,6 +152,15 @@ def test_hostile_toml(text, tmp_path):
         experiment.load(tmp_path / "e.toml")
 
 
+@pytest.mark.parametrize(
+    "text", ["experiments = 3", "study = 3", "experiments = [1]", "[[experiments]]\nstudy = 2020-01-01", "preset = [1]"]
+)
+def test_files_of_experiments_with_other_types(text, tmp_path):
+    (tmp_path / "e.toml").write_text(text)
+    with pytest.raises(BertVisionError):
+        experiment.load_several(tmp_path / "e.toml")
+
+
 def test_the_largest_seed_trains(fast, texts, labels):
     model = bertvision.TextClassifier(**fast, random_state=2**32 - 1).fit(texts[:16], labels[:16])
     assert len(model.predict(texts[:2])) == 2

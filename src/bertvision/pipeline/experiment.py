@@ -129,6 +129,8 @@ def preset(name: str) -> Experiment:
     """Return the experiment with published settings. No name: the defaults."""
     if not name:
         return Experiment()
+    if not isinstance(name, str):
+        raise BertVisionError(f"preset is the name of published settings, got {name!r}.")
     published = Experiment(auxiliary_head="bert-head")  # the paper fine-tunes without an auxiliary head
     return merge(published, lookup(presets(), name, "preset"))
 
@@ -164,6 +166,10 @@ def load_several(path: Path | None, name: str = "") -> list[tuple[Experiment, di
     """Read every experiment of a file with its [study] settings. Settings at the top of the file are shared."""
     values = read_toml(path) if path else {}
     shared, experiments = values.pop("study", {}), values.pop("experiments", [{}])
+    tables = [shared, *experiments] if isinstance(experiments, list) else [experiments]
+    tables += [own.get("study", {}) for own in tables if isinstance(own, dict)]
+    if not isinstance(experiments, list) or not all(isinstance(table, dict) for table in tables):
+        raise BertVisionError(f"{path}: `study` is a table, and `experiments` a list of tables ([[experiments]]).")
     loaded = []
     for own in experiments:
         study = shared | own.pop("study", {})

@@ -102,9 +102,9 @@ def _open(address: str, settings: dict[str, str]) -> IO[bytes]:
         pair = f"{unquote(user)}:{unquote(password or '')}".encode()
         request.add_unredirected_header("Authorization", f"Basic {base64.b64encode(pair).decode()}")
     certificate = settings.get("cert", "")
-    where = {"capath" if Path(certificate).is_dir() else "cafile": certificate} if certificate else {}
+    file, folder = (None, certificate) if certificate and Path(certificate).is_dir() else (certificate or None, None)
     timeout = float(settings.get("timeout") or settings.get("default-timeout") or 15)
-    context = ssl.create_default_context(**where) if parts.scheme == "https" else None
+    context = ssl.create_default_context(cafile=file, capath=folder) if parts.scheme == "https" else None
     return urllib.request.urlopen(request, timeout=timeout, context=context)
 
 
