@@ -9,6 +9,7 @@ from torch import nn
 
 from bertvision.errors import BertVisionError
 from bertvision.heads.head_ensemble import HeadEnsemble
+from bertvision.prediction import predict
 from bertvision.training import (
     Checkpointer,
     FitOptions,
@@ -17,7 +18,6 @@ from bertvision.training import (
     fit,
     learning_rate_factor,
     loop,
-    predict,
 )
 from bertvision.types import Batch
 
