@@ -15,6 +15,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from bertvision import devices, trained_model
 from bertvision.errors import BertVisionError
+from bertvision.estimators.parameters import check_path
 from bertvision.files import read_json, write_json
 from bertvision.inputs import ClassLabelEncoder, examples_from_rows, read_texts
 from bertvision.runs import Run
@@ -44,7 +45,7 @@ class PersistenceMixin:
     def save_pretrained(self, directory: str | os.PathLike[str]) -> Path:
         """Save the model, its encoder and tokenizer, and a model card to a directory; return the directory."""
         check_is_fitted(self, "model_")
-        directory = self.model_.save_pretrained(Path(directory))
+        directory = self.model_.save_pretrained(check_path(directory, "directory"))
         self._write_estimator(directory)
         return directory
 
@@ -93,14 +94,14 @@ class PersistenceMixin:
         with tempfile.TemporaryDirectory() as folder:
             return _upload(self.save_pretrained(Path(folder) / "model"), repo_id, token, private)
 
-    def export(self, format: str, directory: str | os.PathLike[str], X: Any = None) -> Path:
+    def export(self, format: str, directory: str | os.PathLike[str] | None = None, X: Any = None) -> Path:
         """Export the model; return the directory, which `from_pretrained` and `bertvision serve` read.
 
         The answers of the export are compared with those of the model. The export is kept only if they agree.
 
         Args:
             format: "onnx".
-            directory: Where to write.
+            directory: Where to write. None: `onnx` in the directory of the model, which is in the cache after `fit`.
             X: Texts to compare the answers on. None: the validation rows of `fit`.
         """
         check_is_fitted(self, "model_")
@@ -111,11 +112,12 @@ class PersistenceMixin:
             raise BertVisionError("Give texts as X, on which the answers of the export are compared with the model's.")
         from bertvision.serving.onnx_export import export_onnx
 
+        path = self.model_.run.directory / "onnx" if directory is None else check_path(directory, "directory")
         task = self.model_.task
         model = trained_model.load(self.model_.run)  # in float32, whatever precision this machine computes in
-        export_onnx([model], Path(directory), [examples_from_rows(read_texts(texts, task.text_names), task)])
-        self._write_estimator(Path(directory))
-        return Path(directory)
+        export_onnx([model], path, [examples_from_rows(read_texts(texts, task.text_names), task)])
+        self._write_estimator(path)
+        return path
 
     def serve(self, *, host: str = "127.0.0.1", port: int = 8000) -> None:
         """Answer HTTP requests until the process is interrupted. The page at the address shows how to send them.
@@ -125,6 +127,8 @@ class PersistenceMixin:
             port: The port to listen on. 0: any free port.
         """
         check_is_fitted(self, "model_")
+        if not isinstance(port, int) or not 0 <= port < 2**16:
+            raise BertVisionError(f"port must be a number between 0 and 65535, got {port!r}.")
         from bertvision.serving import ServerSettings
         from bertvision.serving.server import serve as serve_models
 
@@ -211,7 +215,7 @@ def _upload(directory: Path, repo_id: str, token: str | None, private: bool | No
 
 def _find(source: str | os.PathLike[str]) -> Path:
     """Return the directory of a model; download it if it is not a directory."""
-    directory = Path(source)
+    directory = check_path(source, "directory")
     if directory.is_dir():
         return directory
     if not isinstance(source, str) or source.count("/") != 1 or directory.is_absolute():
