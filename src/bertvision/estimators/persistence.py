@@ -94,14 +94,14 @@ class PersistenceMixin:
         with tempfile.TemporaryDirectory() as folder:
             return _upload(self.save_pretrained(Path(folder) / "model"), repo_id, token, private)
 
-    def export(self, format: str, directory: str | os.PathLike[str] | None = None, X: Any = None) -> Path:
+    def export(self, format: str, directory: str | os.PathLike[str], X: Any = None) -> Path:
         """Export the model; return the directory, which `from_pretrained` and `bertvision serve` read.
 
         The answers of the export are compared with those of the model. The export is kept only if they agree.
 
         Args:
             format: "onnx".
-            directory: Where to write. None: `onnx` in the directory of the model, which is in the cache after `fit`.
+            directory: Where to write.
             X: Texts to compare the answers on. None: the validation rows of `fit`.
         """
         check_is_fitted(self, "model_")
@@ -112,12 +112,11 @@ class PersistenceMixin:
             raise BertVisionError("Give texts as X, on which the answers of the export are compared with the model's.")
         from bertvision.serving.onnx_export import export_onnx
 
-        path = self.model_.run.directory / "onnx" if directory is None else check_path(directory, "directory")
         task = self.model_.task
         model = trained_model.load(self.model_.run)  # in float32, whatever precision this machine computes in
-        export_onnx([model], path, [examples_from_rows(read_texts(texts, task.text_names), task)])
-        self._write_estimator(path)
-        return path
+        export_onnx([model], Path(directory), [examples_from_rows(read_texts(texts, task.text_names), task)])
+        self._write_estimator(Path(directory))
+        return Path(directory)
 
     def serve(self, *, host: str = "127.0.0.1", port: int = 8000) -> None:
         """Answer HTTP requests until the process is interrupted. The page at the address shows how to send them.
