@@ -184,10 +184,7 @@ def extract(
         output: A directory, to write the states to a store while they are computed. An interrupted call resumes.
         dtype: The number type of a store: "float32", "float16", "bfloat16", "int8" or "int4".
     """
-    if not isinstance(encoder, Encoder):
-        if not isinstance(encoder, str | Path):
-            raise BertVisionError(f"encoder must be an Encoder, a name or a path, got a {type(encoder).__name__}.")
-        encoder = Encoder.from_pretrained(str(encoder))
+    encoder = _load_encoder(encoder)
     if pooling is not None:
         lookup(POOLINGS, pooling, "pooling")
     rows = read_rows(texts, labelled=False)
@@ -223,6 +220,15 @@ def extract(
     finally:
         encoder.train(was_training)
     return HiddenStates.from_store(store)
+
+
+def _load_encoder(encoder: Any) -> Encoder:
+    """Return an encoder; load it if it is a name or a path."""
+    if isinstance(encoder, Encoder):
+        return encoder
+    if not isinstance(encoder, str | Path):
+        raise BertVisionError(f"encoder must be an Encoder, a name or a path, got a {type(encoder).__name__}.")
+    return Encoder.from_pretrained(str(encoder))
 
 
 def _layer_numbers(layers: str | Sequence[int], num_layers: int) -> tuple[int, ...]:
