@@ -20,6 +20,7 @@ from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 
 from bertvision import heads, pipeline
+from bertvision.computed_states import ComputedStates
 from bertvision.encoders import Encoder, EncoderWithHead, LoadedEncoder, load_encoder
 from bertvision.ensembles import combine
 from bertvision.heads import BertHead, required_view
@@ -28,7 +29,6 @@ from bertvision.pipeline.evaluation import validation_score
 from bertvision.pipeline.experiment import Experiment, make
 from bertvision.pipeline.head_training import new_head
 from bertvision.pipeline.states import states
-from bertvision.states import ComputedStates
 from bertvision.training import FitOptions, TrainState, fit
 from bertvision.types import Predictions, StateView, call_head
 

@@ -27,7 +27,7 @@ from bertvision.heads import (
 )
 from bertvision.records import check_head_size
 from bertvision.runs import Run
-from bertvision.types import call_head
+from bertvision.types import HeadShape, call_head
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -183,12 +183,18 @@ class EncoderPool:
         return self.loaded[weights, precision]
 
     def _own_head(self, run: Run) -> BertHead:
-        shape = replace(run.record.head_shape, pooler_output=False, bi_encoding=False)
-        weights = load_tensors(own_head_file(run), "head of BERT's own")[0]
-        check_head_size(HeadConfig(BERT_HEAD), shape, weights, str(run.directory))
-        last = BertHead(shape)
-        load_head_weights(last, weights)
+        shape = run.record.head_shape
+        last = load_bert_head(replace(shape, pooler_output=False, bi_encoding=False), own_head_file(run))
         return last.eval().requires_grad_(False)
+
+
+def load_bert_head(shape: HeadShape, path: Path) -> BertHead:
+    """Read BERT's own head from a file."""
+    weights = load_tensors(path, "file of BERT's own head")[0]
+    check_head_size(HeadConfig(BERT_HEAD), shape, weights, str(path))
+    head = BertHead(shape, end_given_start="classifier.start.weight" in weights)
+    load_head_weights(head, weights)
+    return head
 
 
 def scoring_precision(run: Run) -> str:

@@ -1,7 +1,6 @@
 """Batches of hidden states (B, L, T, W): in memory, computed by an encoder, or read from a store."""
 
 from bertvision.states.batch_plan import BatchPlan
-from bertvision.states.computed import ComputedStates
 from bertvision.states.formats import FORMATS
 from bertvision.states.in_memory import InMemoryStates, StateSource, read_into_memory
 from bertvision.states.layout import Layout, RowTable, is_store, view_to_manifest
@@ -20,7 +19,6 @@ __all__ = [
     "StateSource",
     "Store",
     "StoredStates",
-    "ComputedStates",
     "TokenBatches",
     "WriteOptions",
     "is_store",
