@@ -19,8 +19,8 @@ COMBINATIONS = {
 def combine(members: Sequence[Predictions], how: str = "max") -> Predictions:
     """Return the logarithm of the element-wise maximum (mean, product) of the members' probabilities, renormalized.
 
-    Probabilities are the softmax over classes. For logits per token, they are the softmax over the tokens of a row,
-    separately for start and end. Regression scores are averaged whatever `how` is.
+    Probabilities are the softmax over classes or tags. For spans, which have two logits per token, they are the softmax
+    over the tokens of a row, separately for start and end. Regression scores are averaged whatever `how` is.
     """
     combination = lookup(COMBINATIONS, how, "way to combine")
     first = members[0]
@@ -29,7 +29,7 @@ def combine(members: Sequence[Predictions], how: str = "max") -> Predictions:
             raise BertVisionError("Predictions can be combined only if they are of the same rows and outputs.")
     if first.logits.shape[1] == 1:  # regression
         logits = np.mean([member.logits for member in members], axis=0)
-    elif first.offsets is None:
+    elif first.offsets is None or first.logits.shape[1] > 2:  # classes of texts, or tags of tokens
         stacked = np.stack([log_softmax(member.logits, axis=1) for member in members])
         logits = log_softmax(combination(stacked), axis=1)
     else:
