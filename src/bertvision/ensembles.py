@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.special import log_softmax, logsumexp
+from scipy.special import log_expit, log_softmax, logsumexp
 
 from bertvision.errors import BertVisionError, lookup
 from bertvision.types import Predictions
@@ -16,11 +16,12 @@ COMBINATIONS = {
 """Functions of log-probabilities that are stacked along axis 0. The results need not be normalized."""
 
 
-def combine(members: Sequence[Predictions], how: str = "max") -> Predictions:
+def combine(members: Sequence[Predictions], how: str = "max", *, tags: bool = False) -> Predictions:
     """Return the logarithm of the element-wise maximum (mean, product) of the members' probabilities, renormalized.
 
-    Probabilities are the softmax over classes or tags. For spans, which have two logits per token, they are the softmax
-    over the tokens of a row, separately for start and end. Regression scores are averaged whatever `how` is.
+    Probabilities are the softmax over classes. For logits per token, they are the softmax over the tokens of a row,
+    separately for start and end; a third logit of the first token is that of "no answer". With `tags`, the logits per
+    token are those of classes. Regression scores are averaged whatever `how` is.
     """
     combination = lookup(COMBINATIONS, how, "way to combine")
     first = members[0]
@@ -29,12 +30,15 @@ def combine(members: Sequence[Predictions], how: str = "max") -> Predictions:
             raise BertVisionError("Predictions can be combined only if they are of the same rows and outputs.")
     if first.logits.shape[1] == 1:  # regression
         logits = np.mean([member.logits for member in members], axis=0)
-    elif first.offsets is None or first.logits.shape[1] > 2:  # classes of texts, or tags of tokens
+    elif first.offsets is None or tags:
         stacked = np.stack([log_softmax(member.logits, axis=1) for member in members])
         logits = log_softmax(combination(stacked), axis=1)
     else:
         stacked = np.stack([_ragged_log_softmax(member.logits, first.offsets) for member in members])
         logits = _ragged_log_softmax(combination(stacked), first.offsets)
+        if logits.shape[1] == 3:
+            third = np.stack([member.logits[:, 2] for member in members])
+            logits[:, 2] = combination(log_expit(third)) - combination(log_expit(-third))
     return Predictions(ids=first.ids, logits=logits.astype(np.float32), offsets=first.offsets)
 
 

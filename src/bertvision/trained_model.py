@@ -184,7 +184,9 @@ class TrainedModel:
     def combine_members(self, predictions: Mapping[AttachedHead, Predictions]) -> Predictions:
         """Return the predictions of the model: those of its head, or of its members combined."""
         members = [predictions[head] for head in self.attached_heads]
-        return members[0] if len(members) == 1 else combine(members, self.run.record.how)
+        if len(members) == 1:
+            return members[0]
+        return combine(members, self.run.record.how, tags=self.task.example_kind == "tokens")
 
     def format_answers(
         self,
