@@ -21,6 +21,7 @@ from bertvision.inputs import ClassLabelEncoder, examples_from_rows, read_texts
 from bertvision.runs import Run
 from bertvision.sharing import strip_paths
 from bertvision.tasks import SquadTask, Task, TextTask
+from bertvision.token_tasks import TokenTask
 from bertvision.trained_model import TrainedModel
 
 ESTIMATOR_FILE = "estimator.json"
@@ -80,6 +81,8 @@ class PersistenceMixin:
         if classes := getattr(model.task, "classes", ()):
             estimator.label_encoder_ = _label_encoder(values.get("labels"), classes)
             estimator.classes_ = estimator.label_encoder_.classes_
+        elif isinstance(model.task, TokenTask):
+            estimator.classes_ = np.array(model.task.entity_types)
         return estimator
 
     def push_to_hub(self, repo_id: str, *, token: str | None = None, private: bool | None = None) -> str:
@@ -175,6 +178,8 @@ def estimator_name(task: Task) -> str:
     """Return the name of the estimator for a task."""
     if isinstance(task, SquadTask) and not task.answerable:
         return "QuestionAnswerer"
+    if isinstance(task, TokenTask):
+        return "TokenClassifier"
     return "TextRegressor" if isinstance(task, TextTask) and not task.classes else "TextClassifier"
 
 
