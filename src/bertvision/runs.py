@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+import bertvision.token_tasks  # noqa: F401  # registers its kind of task, which saved runs may have
 from bertvision import distributed, legacy
 from bertvision.arrays import load_array, load_predictions, save_array, save_predictions
 from bertvision.errors import BertVisionError
