@@ -55,7 +55,7 @@ class Store:
             self.view = view_from_manifest(layout, num_layers)
             self.row_table = self._read_rows()
             width, shard = layout["width"], layout["shard"]
-            if type(width) is not int or type(shard) is not int or not 0 < width < 2**20 or not 0 < shard < 2**50:
+            if type(width) is not int or type(shard) is not int or not 0 < width < 2**20 or not 0 < shard < 2**61:
                 raise ValueError(f"a width of {width} and shards of {shard} bytes")
             lengths = self.row_table.lengths
             self.layout = Layout(type=layout["type"], view=self.view, width=width, lengths=lengths, shard=shard)
