@@ -78,7 +78,7 @@ class TookTooLong(BaseException):
 
 
 @dataclass
-class Guard:
+class AuditWatch:
     """Watches a process through its audit events while an input is read."""
 
     allowed: list[str]
@@ -639,7 +639,7 @@ def fuzz(target: str, inputs: int, seed: int, report: Report) -> None:
         secret = save_tiny(folder / "secret")
         (folder / "given").mkdir()
         read = TARGETS[target](folder / "given", secret)
-        guard = Guard([str(folder / "given")])
+        guard = AuditWatch([str(folder / "given")])
         guard.install()
         for number in range(inputs):
             draw, problem = random.Random(f"{target} {seed} {number}"), None
