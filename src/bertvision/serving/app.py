@@ -11,8 +11,10 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi_offline import FastAPIOffline
 
 from bertvision.serving import kserve
+from bertvision.serving.admission import Admission
 from bertvision.serving.batching import Batcher
-from bertvision.serving.logs import JsonLogger
+from bertvision.serving.connections import Connections
+from bertvision.serving.logs import JsonLogger, RequestLog
 from bertvision.serving.metrics import ServerMetrics
 from bertvision.serving.middleware import RequestMiddleware
 from bertvision.serving.responses import ERROR_RESPONSES, add_error_handlers, json_response, shutting_down_response
@@ -53,6 +55,8 @@ class Application:
     """The ASGI application, with the objects that the server process needs."""
 
     middleware: RequestMiddleware
+    connections: Connections
+    request_log: RequestLog
     state: ServerState
     service: InferenceService
 
@@ -61,10 +65,19 @@ def create_app(
     trained_models: Sequence[TrainedModel], settings: ServerSettings, log: JsonLogger | None = None
 ) -> Application:
     """Build the application that serves these models."""
-    log, metrics, state = log or JsonLogger(), ServerMetrics(), ServerState()
+    request_log, metrics, state = RequestLog(log or JsonLogger()), ServerMetrics(), ServerState()
     batcher = Batcher(settings, metrics.record_batch)
     service = InferenceService(trained_models, batcher, settings)
-    metrics.set_sources(lambda: batcher.queued_tokens, lambda: float(state.accepting))
+    admission = Admission(settings, lambda: batcher.retry_after, lambda: batcher.is_full(settings.request_timeout))
+
+    def record_refusal(status: int) -> None:
+        metrics.refusals.labels(str(status)).inc()
+        request_log.refused(status)
+
+    connections = Connections(settings, admission, record_refusal)
+    metrics.set_sources(
+        lambda: batcher.queued_tokens, lambda: float(state.accepting), lambda: float(len(connections.open))
+    )
     app = FastAPIOffline(
         title="bertvision",
         description="Predictions of heads on the hidden states of fine-tuned encoders. " + service.description["note"],
@@ -81,8 +94,8 @@ def create_app(
     add_health_routes(app, state, metrics)
     kserve.add_routes(app, service, state)
     add_page(app)
-    middleware = RequestMiddleware(app, settings, log, metrics, lambda: batcher.retry_after)
-    return Application(middleware, state, service)
+    middleware = RequestMiddleware(app, settings, request_log, metrics)
+    return Application(middleware, connections, request_log, state, service)
 
 
 def _lifespan(service: InferenceService, state: ServerState) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:

@@ -170,10 +170,15 @@ class Batcher:
         """Seconds until the queue will be half empty at the measured throughput, between 1 and 60."""
         return max(1, min(60, math.ceil(0.5 * self._queued_tokens / self.throughput))) if self.throughput else 1
 
+    def is_full(self, timeout: float) -> bool:
+        """Whether the queue has no room, or is too long to be answered within `timeout` seconds."""
+        if self._queued_tokens >= self.settings.max_queue_tokens:
+            return True
+        return self.throughput > 0 and self._queued_tokens / self.throughput > 0.8 * timeout
+
     def check_capacity(self, timeout: float) -> None:
-        """Raise `Overloaded` if the queue is full, or too long to be answered within `timeout` seconds."""
-        full = self._queued_tokens >= self.settings.max_queue_tokens
-        if full or (self.throughput and self._queued_tokens / self.throughput > 0.8 * timeout):
+        """Raise `Overloaded` if a request that is to be answered within `timeout` seconds has no room in the queue."""
+        if self.is_full(timeout):
             raise Overloaded(self.retry_after)
 
     async def submit(self, rows: Sequence[QueuedRow]) -> list[dict[str, np.ndarray]]:
