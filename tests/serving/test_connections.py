@@ -122,7 +122,9 @@ def test_without_a_key_no_body_is_read(locked):
                 while sent < size:
                     sent += client.send(b"[" * 65536)
             assert sent < 16 * 1024 * 1024
-    assert b"100 Continue" not in exchange(locked, request(key="wrong", more=b"Expect: 100-continue\r\nConnection: close\r\n"))
+    assert b"100 Continue" not in exchange(
+        locked, request(key="wrong", more=b"Expect: 100-continue\r\nConnection: close\r\n")
+    )
     assert status(exchange(locked, request(b"x" * 10, key="", more=b"Connection: close\r\n"))) == 401
 
 

@@ -39,6 +39,11 @@ class RequestTooLarge(BertVisionError):
 class DeadlineExceeded(BertVisionError):
     """The deadline passed before the request was answered."""
 
+    def __init__(self) -> None:
+        super().__init__(
+            "The deadline passed before the request was answered. Allow more time, or send fewer or shorter texts."
+        )
+
 
 @dataclass(eq=False)
 class QueuedRow:
@@ -205,9 +210,7 @@ class Batcher:
         try:
             return await asyncio.wait_for(results, max(0.0, min(row.deadline for row in rows) - time.monotonic()))
         except TimeoutError:  # cancels the futures, so rows that still wait are dropped from the queue
-            raise DeadlineExceeded(
-                "The deadline passed before the request was answered. Allow more time, or send fewer or shorter texts."
-            ) from None
+            raise DeadlineExceeded from None
 
     def _process_queue(self) -> None:
         """Run batches until the batcher is closed and the queue is empty."""

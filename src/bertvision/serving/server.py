@@ -13,8 +13,9 @@ from typing import cast
 import uvicorn
 
 from bertvision.errors import BertVisionError
-from bertvision.serving.app import Application, ServerState, create_app
+from bertvision.serving.app import Application, create_app
 from bertvision.serving.connections import KEEP_ALIVE_SECONDS, Connection
+from bertvision.serving.handlers import ServerState
 from bertvision.serving.logs import JsonLogger, redirect_library_logs
 from bertvision.serving.settings import ServerSettings
 from bertvision.trained_model import TrainedModel
