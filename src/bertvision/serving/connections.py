@@ -227,6 +227,7 @@ class Connection(HttpToolsProtocol):
         self._message_complete = True
         if not self._refusal:
             super().on_message_complete()
+            self.flow.resume_reading()  # a large body has paused it, and the end of the connection would not be seen
 
     # Requests
 
