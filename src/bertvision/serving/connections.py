@@ -20,7 +20,6 @@ from bertvision.serving.refusals import (
     HEADERS_TOO_LATE,
     MALFORMED,
     TOO_MANY_CONNECTIONS,
-    UNAUTHORIZED,
     Refusal,
 )
 from bertvision.serving.settings import ServerSettings
@@ -38,8 +37,8 @@ LINGER_SECONDS = 2.0
 dropped. Closing at once would reset the connection, and the client would not see the response."""
 LINGER_BYTES = 16 * 1024 * 1024
 """Bytes that are dropped at most."""
-LINGER_BYTES_UNAUTHORIZED = 64 * 1024
-"""The same for clients without the API key."""
+LINGER_BYTES_BEFORE_ADMISSION = 1024 * 1024
+"""The same for clients that have not shown the API key."""
 GRACE_SECONDS = 10.0
 """Seconds beyond the request timeout after which a connection is cut, e.g. because the client does not read."""
 
@@ -160,6 +159,7 @@ class Connection(HttpToolsProtocol):
     def _parse(self, data: bytes) -> None:
         """Parse in pieces as long as these are headers: the parser keeps a header without an end in memory."""
         start = 0
+        assert self.parser
         try:
             while start < len(data):
                 end = len(data) if self.phase is Phase.REQUEST else start + HEADER_PIECE_BYTES
@@ -200,6 +200,7 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Refuse the request, or pass it to the application."""
+        assert self.parser
         self._unparsed_bytes = 0
         self._may_keep_alive = self.parser.should_keep_alive() and self.parser.get_http_version() != "1.0"
         method = self.parser.get_method().decode("ascii")
@@ -290,7 +291,7 @@ class Connection(HttpToolsProtocol):
         if keep_alive:
             self.on_response_complete()
         else:
-            self.close(LINGER_BYTES_UNAUTHORIZED if refusal is UNAUTHORIZED else LINGER_BYTES)
+            self.close(LINGER_BYTES if refusal.status == 413 else LINGER_BYTES_BEFORE_ADMISSION)
 
     # The end of a connection
 

@@ -157,12 +157,12 @@ def _add_model_routes(app: FastAPI, handler: PredictionHandler) -> None:
         if model is None:
             return unknown_model()
         inputs = [{"name": text, "datatype": "BYTES", "shape": [-1]} for text in model.task.text_names]
-        answer_type = next(entry["answers"] for entry in service.description["models"] if entry["name"] == name)
-        output, datatype = MAIN_OUTPUTS[answer_type]
+        described = next(entry for entry in service.description["models"] if entry["name"] == name)
+        output, datatype = MAIN_OUTPUTS[described["answers"]]
         outputs: list[dict[str, Any]] = [{"name": output, "datatype": datatype, "shape": [-1]}]
         if output == "label":
             outputs.append({"name": "probability", "datatype": "FP64", "shape": [-1]})
-            outputs.append({"name": "probabilities", "datatype": "FP64", "shape": [-1, len(model.task.classes)]})
+            outputs.append({"name": "probabilities", "datatype": "FP64", "shape": [-1, len(described["classes"])]})
         return Metadata(name=name, versions=["1"], platform="bertvision", inputs=inputs, outputs=outputs)
 
     @app.get("/v2/models/{name}/ready", response_model=Live, responses=errors, tags=["KServe v2"])
