@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from bertvision import __version__
+import bertvision
 from bertvision.errors import BertVisionError
 from bertvision.serving.handlers import PredictionHandler
 from bertvision.serving.responses import ERROR_RESPONSES, json_response
@@ -141,7 +141,7 @@ def add_routes(app: FastAPI, handler: PredictionHandler) -> None:
             max_input_length=described["max_tokens"],
             max_batch_tokens=settings.max_batch_tokens,
             max_client_batch_size=settings.max_items,
-            version=__version__,
+            version=bertvision.__version__,
         )
 
     @app.head("/health", include_in_schema=False)

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from bertvision import __version__
+import bertvision
 from bertvision.errors import BertVisionError
 from bertvision.serving.handlers import PredictionHandler, ServerState
 from bertvision.serving.responses import ERROR_RESPONSES, error_response, json_response
@@ -124,7 +124,7 @@ def _add_server_routes(app: FastAPI, state: ServerState) -> None:
     @app.get("/v2", tags=["KServe v2"])
     async def server() -> ServerMetadata:
         """Return the name and the version of the server."""
-        return ServerMetadata(name="bertvision", version=__version__, extensions=[])
+        return ServerMetadata(name="bertvision", version=bertvision.__version__, extensions=[])
 
     @app.head("/v2/health/live", include_in_schema=False)
     @app.get("/v2/health/live", response_model_exclude_none=True, tags=["KServe v2"])
