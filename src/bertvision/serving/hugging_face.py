@@ -70,6 +70,19 @@ class AnswerSpan(BaseModel):
     end: int | None
 
 
+class EntityPrediction(BaseModel):
+    """An entity in the text."""
+
+    entity_group: str
+    word: str
+    score: float
+    start: int
+    end: int
+
+
+HuggingFaceAnswer = list[Prediction] | AnswerSpan | list[EntityPrediction]
+
+
 class Info(BaseModel):
     """The served model and the limits of the server."""
 
@@ -93,10 +106,15 @@ def read_inputs(inputs: Any, num_texts: int) -> tuple[list[Any], bool]:
 
 
 def convert_answer(answer: dict[str, Any], top_k: int | None) -> Any:
-    """Return an answer as these servers write it: the classes by descending score, or a span."""
+    """Return an answer as these servers write it: the classes by descending score, a span, or entities."""
     if "answer" in answer:
         score = answer["nbest"][0]["probability"] if answer.get("nbest") else 1.0 - answer["null_probability"]
         return {"answer": answer["answer"], "score": score, "start": answer["start"], "end": answer["end"]}
+    if "entities" in answer:
+        return [
+            {"entity_group": one["type"], "word": one["text"], **{key: one[key] for key in ("score", "start", "end")}}
+            for one in answer["entities"]
+        ]
     if "probabilities" not in answer:
         return [{"label": "score", "score": answer["score"]}]
     ranked = sorted(answer["probabilities"].items(), key=lambda pair: -pair[1])[:top_k]
@@ -107,7 +125,7 @@ def add_routes(app: FastAPI, handler: PredictionHandler) -> None:
     """Add the routes to `app`."""
     service, state = handler.service, handler.state
     errors: dict[int | str, dict[str, Any]] = {
-        200: {"model": list[Prediction] | list[list[Prediction]] | AnswerSpan | list[AnswerSpan]},
+        200: {"model": HuggingFaceAnswer | list[HuggingFaceAnswer]},
         **ERROR_RESPONSES,
     }
 

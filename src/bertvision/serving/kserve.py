@@ -1,5 +1,6 @@
 """Routes of the Open Inference Protocol (KServe v2): health, metadata and inference."""
 
+import json
 from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, Request, Response
@@ -78,7 +79,12 @@ class Metadata(BaseModel):
 
 
 DATATYPES = {str: "BYTES", float: "FP64", int: "INT64"}
-MAIN_OUTPUTS = {"span": ("answer", "BYTES"), "class": ("label", "BYTES"), "score": ("score", "FP64")}
+MAIN_OUTPUTS = {
+    "span": ("answer", "BYTES"),
+    "class": ("label", "BYTES"),
+    "score": ("score", "FP64"),
+    "entities": ("entities", "BYTES"),
+}
 
 
 def items_from_tensors(request: Infer, model: TrainedModel) -> list[Any]:
@@ -100,7 +106,7 @@ def items_from_tensors(request: Infer, model: TrainedModel) -> list[Any]:
 
 
 def tensors_from_answers(answers: list[dict[str, Any]]) -> list[Output]:
-    """Convert answers to output tensors. The probabilities of all classes are one tensor; other lists are left out."""
+    """Convert answers to output tensors. The probabilities of all classes are one tensor, entities are JSON."""
     outputs = []
     for name, first in answers[0].items():
         values = [answer[name] for answer in answers]
@@ -109,6 +115,9 @@ def tensors_from_answers(answers: list[dict[str, Any]]) -> list[Output]:
             data = [value for row in values for value in row.values()]
             shape, parameters = [len(answers), len(classes)], {"classes": classes}
             outputs.append(Output(name=name, shape=shape, datatype="FP64", data=data, parameters=parameters))
+        elif name == "entities":
+            data = [json.dumps(value, ensure_ascii=False) for value in values]
+            outputs.append(Output(name=name, shape=[len(answers)], datatype="BYTES", data=data))
         elif isinstance(first, str | int | float):
             outputs.append(Output(name=name, shape=[len(answers)], datatype=DATATYPES[type(first)], data=values))
     return outputs
