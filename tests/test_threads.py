@@ -7,7 +7,7 @@ import pytest
 
 CODE = """
 import os, signal, torch
-from bertvision import threads
+from bertvision import threads, trained_model
 threads.set_num_threads(2)
 values = torch.randn(400, 400, 64)
 expected = values.exp().sum()

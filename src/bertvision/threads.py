@@ -1,6 +1,5 @@
 """Threads: how many torch uses, and pools that work in the background."""
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,11 +13,6 @@ from bertvision import devices
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-
-
-# The threads of OpenMP do not survive a fork, and a child that waits for them hangs.
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
 
 
 def num_threads() -> int:

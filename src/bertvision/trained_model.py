@@ -1,5 +1,6 @@
 """A trained model: the encoder, heads and task of a finished run, ready to predict."""
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -7,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from bertvision import devices, sharing
 from bertvision.encoders import EncoderInfo, load_encoder_info
@@ -21,6 +23,10 @@ from bertvision.states import evaluation_batches
 from bertvision.tasks import Example, Task, task_from_dict
 from bertvision.token_tasks import TokenTask, join_words
 from bertvision.types import Features, Predictions
+
+# The threads of OpenMP do not survive a fork, and a child that waits for them hangs.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
 
 GENERIC_NAMES = ("text", "text_pair")
 """Names of texts that every task accepts, so that one item can be sent to models of different tasks."""
