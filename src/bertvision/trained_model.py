@@ -225,7 +225,7 @@ class TrainedModel:
     def _example(self, index: int, item: Any) -> Example:
         """Validate an item. For token classification, an item may be a list of words."""
         words: tuple[tuple[int, int], ...] = ()
-        if isinstance(self.task, TokenTask) and isinstance(item, tuple | list):
+        if isinstance(self.task, TokenTask) and isinstance(item, list):
             for word in item or [""]:
                 if why := find_text_error(word):
                     raise BertVisionError(f"Item {index} {why}; {self.task.name} takes a text, or a list of words.")
