@@ -264,13 +264,27 @@ class Encoder(nn.Module):
 
     def freeze(self, lowest: int) -> None:
         """Exclude the lowest layers from training: 1 freezes the embeddings, 2 also the first layer, and so on."""
-        lists = (module for module in self.model.modules() if isinstance(module, nn.ModuleList))
-        layers = next((blocks for blocks in lists if len(blocks) == self.num_layers - 1), [])  # none in ALBERT
-        parts = [self.model.embeddings, *layers] if hasattr(self.model, "embeddings") else []
+        parts = self._parts()
         if not 0 <= lowest <= len(parts):
             raise BertVisionError(f"0 to {len(parts)} layers of this encoder can be frozen, got {lowest}.")
         for part in parts[:lowest]:
             part.requires_grad_(False)
+
+    def learning_rate_scales(self, layer_decay: float) -> list[tuple[nn.Module, float]]:
+        """Return the embeddings and the layers with multiples of the learning rate, which fall from layer to layer."""
+        if layer_decay == 1:
+            return []
+        if len(parts := self._parts()) != self.num_layers:
+            raise BertVisionError(
+                f"layer_decay={layer_decay:g} needs an encoder with separate layers; {self.name} has none. Use 1."
+            )
+        return [(part, layer_decay ** (len(parts) - index)) for index, part in enumerate(parts)]
+
+    def _parts(self) -> list[nn.Module]:
+        """Return the embeddings and the layers, the lowest first; without layers where these share their weights."""
+        lists = (module for module in self.model.modules() if isinstance(module, nn.ModuleList))
+        layers = next((blocks for blocks in lists if len(blocks) == self.num_layers - 1), [])  # none in ALBERT
+        return [self.model.embeddings, *layers] if hasattr(self.model, "embeddings") else []
 
     def _autocast(self, mask: Tensor) -> AbstractContextManager[Any]:
         if self.precision == "float32":
@@ -290,6 +304,10 @@ class EncoderWithHead(nn.Module):
         """Tokens -> logits."""
         return call_head(self.head, self.encoder.last(tokens, attention_mask), attention_mask, text_ids)
 
+    def learning_rate_scales(self, layer_decay: float) -> list[tuple[nn.Module, float]]:
+        """Return the modules with multiples of the learning rate."""
+        return [*self.encoder.learning_rate_scales(layer_decay), (self, 1.0)]
+
 
 class TwoHeadModel(nn.Module):
     """An encoder with BERT's own head and an auxiliary head on all layers, for fine-tuning with both."""
@@ -308,6 +326,6 @@ class TwoHeadModel(nn.Module):
         hidden = self.bert.encoder(tokens, attention_mask)
         return [call_head(head, hidden, attention_mask, text_ids) for head in (self.bert.head, self.auxiliary_head)]
 
-    def learning_rate_scales(self) -> list[tuple[nn.Module, float]]:
+    def learning_rate_scales(self, layer_decay: float) -> list[tuple[nn.Module, float]]:
         """Return the modules with multiples of the learning rate."""
-        return [(self.bert, 1.0), (self.auxiliary_head, self.lr_scale)]
+        return [*self.bert.learning_rate_scales(layer_decay), (self.auxiliary_head, self.lr_scale)]

@@ -51,7 +51,9 @@ def fit(
         name: TrainState(
             model=model.to(device),
             config=configs[name],
-            optimizer=build_optimizer(model, configs[name].learning_rate, configs[name].weight_decay),
+            optimizer=build_optimizer(
+                model, configs[name].learning_rate, configs[name].weight_decay, configs[name].layer_decay
+            ),
             scaler=build_grad_scaler(options.scale_loss),
         )
         for name, model in models.items()
