@@ -169,16 +169,16 @@ def against_baseline(found: Sequence[Row], columns: Sequence[str]) -> list[str]:
         if ours is None or baseline is None:
             continue
         test, share = difference(baseline, ours), ours.score / baseline.score
-        is_timed = ours.seconds and baseline.seconds
-        seconds = f"in {ours.seconds / baseline.seconds:.2f} of its time" if is_timed else "(not timed)"
+        time_share = ours.seconds / baseline.seconds if ours.seconds and baseline.seconds else None
+        seconds = "(not timed)" if time_share is None else f"in {time_share:.2f} of its time"
         lines.append(
             f"{column}: our defaults {ours.score:.1f}, full fine-tuning of {baseline.length:g} epochs "
             f"{baseline.score:.1f}: {share:.1%} of its score {seconds}; difference {test.mean:+.1f} "
             f"({test.low:+.1f} to {test.high:+.1f}), p = {test.p:.3f}."
         )
-        if ours.seconds and baseline.seconds:
+        if time_share is not None:
             compared.append(column)
-            reached += [column] * (share >= 0.99 and ours.seconds <= baseline.seconds / 3)
+            reached += [column] * (share >= 0.99 and time_share <= 1 / 3)
     if compared:
         names = f": {', '.join(reached)}" if reached else ""
         lines.append(

@@ -39,7 +39,7 @@ def measure(cell: CellData, job: Job, meter: Meter, alone: bool) -> Finished:
         found = answers(task, logits, cell.scored)
         scores[name] = task.score(found, cell.scored) | {"grade": grade(task, validation[name], cell.validation)}
         differences = np.array([found[example.id] for example in cell.scored]) - labels
-        errors[name] = np.float32(differences if task.classes else differences.round(2))[:, None]
+        errors[name] = np.asarray(differences if task.classes else differences.round(2), dtype=np.float32)[:, None]
     record = asdict(job) | {
         "version": job.version,
         "unit": METHODS[job.method].unit,
