@@ -79,7 +79,7 @@ def test_outcomes_are_kept_as_errors(peers, other_dir, monkeypatch):
     assert scored_task("trec").compute_metrics(whole)["accuracy"] == found.record["scores"]["model"]["accuracy"]
 
 
-def made(peers, job, validation, errors, *, seconds=1.0, alone=True):
+def finish(peers, job, validation, errors, *, seconds=1.0, alone=True):
     """Write a cell as if it had been run."""
     cells = peers.Cells.of("peers")
     machine = {"cpu": "a", "cores": 2, "threads": 2, "precision": "float32"}
@@ -105,22 +105,22 @@ def test_settings_and_lengths_are_chosen_by_validation_and_stale_cells_are_not_u
     first = wanted()
     assert [job.setting.rate for job in first] == list(method.rates) and {job.length for job in first} == {5}
     for job in first:
-        made(peers, job, 90.0 if job.setting.rate == 1e-4 else 80.0, [0, 1])
+        finish(peers, job, 90.0 if job.setting.rate == 1e-4 else 80.0, [0, 1])
     decays = wanted()[len(first) :]
     assert [str(job.setting) for job in decays] == ["0.0001-decay0.9", "0.0001-decay0.75"]
     for job in decays:
-        made(peers, job, 91.0 if job.setting.layer_decay == 0.9 else 70.0, [0, 1])
+        finish(peers, job, 91.0 if job.setting.layer_decay == 0.9 else 70.0, [0, 1])
     lengths = wanted()[len(first) + len(decays) :]
     assert [job.length for job in lengths] == list(method.lengths)
     assert {job.setting for job in lengths} == {Setting(rate=1e-4, layer_decay=0.9)}
     for job in lengths:
-        made(peers, job, 95.0 if job.length == 10 else 91.0, [0, 1])
+        finish(peers, job, 95.0 if job.length == 10 else 91.0, [0, 1])
     assert [(job.length, job.seed) for job in wanted()[-1:]] == [(10, 1)]
     best = results.chosen_length("fine-tuning", "trec")
     assert best is not None and best.length == 10
 
     ours = Job(method="bertvision", length=0.3, column="trec", seed=0)
-    made(peers, ours, 90.0, [0, 1])
+    finish(peers, ours, 90.0, [0, 1])
     assert results.find(ours) is not None
     monkeypatch.setitem(plan.METHODS, "bertvision", replace(METHODS["bertvision"], version=99))
     assert results.find(ours) is None
@@ -133,14 +133,14 @@ def test_statements_follow_from_the_cells(peers):
     setting = Setting(rate=METHODS["fine-tuning"].rates[0])
     for trial in METHODS["fine-tuning"].rates:
         job = Job(method="fine-tuning", length=5, column="trec", seed=0, setting=Setting(rate=trial))
-        made(peers, job, 80.0 if trial == setting.rate else 50.0, [0] * 60 + [1] * 40, seconds=50.0)
+        finish(peers, job, 80.0 if trial == setting.rate else 50.0, [0] * 60 + [1] * 40, seconds=50.0)
     for layer_decay in METHODS["fine-tuning"].layer_decays:
         decayed = Setting(rate=setting.rate, layer_decay=layer_decay)
-        made(peers, Job(method="fine-tuning", length=5, column="trec", seed=0, setting=decayed), 10.0, [1] * 100)
+        finish(peers, Job(method="fine-tuning", length=5, column="trec", seed=0, setting=decayed), 10.0, [1] * 100)
     long = Job(method="fine-tuning", length=10, column="trec", seed=0, setting=setting)
-    made(peers, long, 90.0, [0] * 90 + [1] * 10, seconds=100.0)
-    made(peers, Job(method="bertvision", length=0.3, column="trec", seed=0), 70.0, [0] * 90 + [1] * 10, seconds=30.0)
-    made(peers, Job(method="tf-idf", length=1, column="trec", seed=0), 99.0, [0] * 99 + [1], seconds=2.0)
+    finish(peers, long, 90.0, [0] * 90 + [1] * 10, seconds=100.0)
+    finish(peers, Job(method="bertvision", length=0.3, column="trec", seed=0), 70.0, [0] * 90 + [1] * 10, seconds=30.0)
+    finish(peers, Job(method="tf-idf", length=1, column="trec", seed=0), 99.0, [0] * 99 + [1], seconds=2.0)
     results = Results(peers.Cells.of("peers"))
     found = report.rows(results, ["trec"], list(METHODS), [0])
     baseline = report.against_baseline(found, ["trec"])
@@ -152,7 +152,7 @@ def test_statements_follow_from_the_cells(peers):
     assert "| 5 s | tf-idf | 99.0 |" in table and "| 60 s | fine-tuning | 60.0 |" in table
     assert "| 60 s | bertvision | 90.0 |" in table and "| 15 s | bertvision |" not in table
 
-    made(peers, long, 90.0, [0] * 100, seconds=1.0, alone=False)  # untimed: its seconds are not reported
+    finish(peers, long, 90.0, [0] * 100, seconds=1.0, alone=False)  # untimed: its seconds are not reported
     found = report.rows(results, ["trec"], list(METHODS), [0])
     assert "(not timed)" in report.against_baseline(found, ["trec"])[0]
 

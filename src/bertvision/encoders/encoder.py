@@ -270,18 +270,13 @@ class Encoder(nn.Module):
         for part in parts[:lowest]:
             part.requires_grad_(False)
 
-    def learning_rate_scales(self, layer_decay: float) -> list[tuple[nn.Module, float]]:
+    def layer_scales(self, layer_decay: float) -> list[tuple[nn.Module, float]]:
         """Return the embeddings and the layers with multiples of the learning rate, which fall from layer to layer."""
-        if layer_decay == 1:
-            return []
         if len(parts := self._parts()) != self.num_layers:
-            raise BertVisionError(
-                f"layer_decay={layer_decay:g} needs an encoder with separate layers; {self.name} has none. Use 1."
-            )
+            raise BertVisionError(f"{self.name} has no separate layers for layer_decay={layer_decay:g}; use 1.")
         return [(part, layer_decay ** (len(parts) - index)) for index, part in enumerate(parts)]
 
     def _parts(self) -> list[nn.Module]:
-        """Return the embeddings and the layers, the lowest first; without layers where these share their weights."""
         lists = (module for module in self.model.modules() if isinstance(module, nn.ModuleList))
         layers = next((blocks for blocks in lists if len(blocks) == self.num_layers - 1), [])  # none in ALBERT
         return [self.model.embeddings, *layers] if hasattr(self.model, "embeddings") else []
@@ -304,10 +299,6 @@ class EncoderWithHead(nn.Module):
         """Tokens -> logits."""
         return call_head(self.head, self.encoder.last(tokens, attention_mask), attention_mask, text_ids)
 
-    def learning_rate_scales(self, layer_decay: float) -> list[tuple[nn.Module, float]]:
-        """Return the modules with multiples of the learning rate."""
-        return [*self.encoder.learning_rate_scales(layer_decay), (self, 1.0)]
-
 
 class TwoHeadModel(nn.Module):
     """An encoder with BERT's own head and an auxiliary head on all layers, for fine-tuning with both."""
@@ -326,6 +317,6 @@ class TwoHeadModel(nn.Module):
         hidden = self.bert.encoder(tokens, attention_mask)
         return [call_head(head, hidden, attention_mask, text_ids) for head in (self.bert.head, self.auxiliary_head)]
 
-    def learning_rate_scales(self, layer_decay: float) -> list[tuple[nn.Module, float]]:
+    def learning_rate_scales(self) -> list[tuple[nn.Module, float]]:
         """Return the modules with multiples of the learning rate."""
-        return [*self.bert.learning_rate_scales(layer_decay), (self.auxiliary_head, self.lr_scale)]
+        return [(self.bert, 1.0), (self.auxiliary_head, self.lr_scale)]

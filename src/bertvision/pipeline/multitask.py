@@ -66,7 +66,3 @@ class MultiTaskModel(nn.Module):
         self.current_task = int(tokens[TASK][0])
         inputs = {name: values for name, values in tokens.items() if name != TASK}
         return self.heads[self.current_task](self.encoder.last(inputs, attention_mask), attention_mask)
-
-    def learning_rate_scales(self, layer_decay: float) -> list[tuple[nn.Module, float]]:
-        """Return the modules with multiples of the learning rate."""
-        return [*self.encoder.learning_rate_scales(layer_decay), (self, 1.0)]
