@@ -45,7 +45,8 @@ def test_a_saved_model_predicts_the_same(fitted, texts, tmp_path):
 
 
 def test_an_exported_model_is_loaded(fitted, texts, tmp_path):
-    directory = fitted.export("onnx", tmp_path / "onnx")
+    directory = fitted.export("onnx")
+    assert directory == fitted.model_.run.directory / "onnx"
     loaded = TextClassifier.from_pretrained(directory)
     assert np.allclose(loaded.predict_proba(texts), fitted.predict_proba(texts), atol=1e-4)
     assert loaded.classes_.tolist() == [3, 5]
