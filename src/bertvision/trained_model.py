@@ -1,5 +1,6 @@
 """A trained model: the encoder, heads and task of a finished run, ready to predict."""
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -7,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from bertvision import devices, sharing
 from bertvision.encoders import EncoderInfo, load_encoder_info
 from bertvision.ensembles import combine
 from bertvision.errors import BertVisionError
-from bertvision.inputs import find_text_error, is_column, read_items
+from bertvision.inputs import find_text_error, is_column, read_items, warn_truncated
 from bertvision.onnx_model import OnnxEncoder, exported_runs, is_exported
 from bertvision.prediction import evaluation_batches
 from bertvision.progress import bar
@@ -21,6 +23,10 @@ from bertvision.shared_encoders import AttachedHead, EncoderPool, layers_read
 from bertvision.tasks import Example, Task, task_from_dict
 from bertvision.token_tasks import TokenTask, join_words
 from bertvision.types import Features, Predictions
+
+# The threads of OpenMP do not survive a fork, and a child that waits for them hangs.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
 
 GENERIC_NAMES = ("text", "text_pair")
 """Names of texts that every task accepts, so that one item can be sent to models of different tasks."""
@@ -46,6 +52,7 @@ class TrainedModel:
         self.task: Task = task_from_dict(run.record.task)
         self.max_tokens: int = run.record.max_tokens
         self.settings: dict[str, float] = run.metrics.decoding
+        self._warned_truncated = False
         encoder_pool = encoder_pool or EncoderPool()
         self.members: list[Run] = run.members() or [run]
         self.attached_heads: list[AttachedHead] = [encoder_pool.add(member) for member in self.members]
@@ -140,7 +147,10 @@ class TrainedModel:
         return self._encode([self._example(index, item) for index, item in enumerate(items)])
 
     def _encode(self, examples: Iterable[Example]) -> Features:
-        return self.encode_examples([replace(example, id=str(i)) for i, example in enumerate(examples)])
+        features = self.encode_examples([replace(example, id=str(i)) for i, example in enumerate(examples)])
+        if not self._warned_truncated:  # once for a model, which may be asked many times
+            self._warned_truncated = warn_truncated(self.task, {"given": features}, self.max_tokens)
+        return features
 
     def encode_examples(self, examples: Sequence[Example]) -> Features:
         """Tokenize examples of a dataset."""
@@ -225,7 +235,7 @@ class TrainedModel:
     def _example(self, index: int, item: Any) -> Example:
         """Validate an item. For token classification, an item may be a list of words."""
         words: tuple[tuple[int, int], ...] = ()
-        if isinstance(self.task, TokenTask) and isinstance(item, tuple | list):
+        if isinstance(self.task, TokenTask) and isinstance(item, list):
             for word in item or [""]:
                 if why := find_text_error(word):
                     raise BertVisionError(f"Item {index} {why}; {self.task.name} takes a text, or a list of words.")
