@@ -16,10 +16,10 @@ from bertvision.ensembles import combine
 from bertvision.errors import BertVisionError
 from bertvision.inputs import find_text_error, is_column, read_items, warn_truncated
 from bertvision.onnx_model import OnnxEncoder, exported_runs, is_exported
+from bertvision.prediction import evaluation_batches
 from bertvision.progress import bar
 from bertvision.runs import Run, is_finished, open_run
 from bertvision.shared_encoders import AttachedHead, EncoderPool, layers_read
-from bertvision.states import evaluation_batches
 from bertvision.tasks import Example, Task, task_from_dict
 from bertvision.token_tasks import TokenTask, join_words
 from bertvision.types import Features, Predictions
@@ -226,11 +226,11 @@ class TrainedModel:
         """Return where the tokenizer is: with a shared or exported run, else with the encoder."""
         first = self.members[0]
         export = self.run.record.export
-        exported = self.run.directory / (export.directory if export else ".")
+        exported = self.run.path(export.directory if export else ".")
         for directory in (self.run.directory, exported, first.encoder_directory):
             if (directory / "tokenizer.json").is_file():
                 return directory
-        return first.record.encoder
+        return first.encoder_name
 
     def _example(self, index: int, item: Any) -> Example:
         """Validate an item. For token classification, an item may be a list of words."""
@@ -303,7 +303,7 @@ def load_all(runs: Sequence[str | Path | Run], encoder: str = "", *, precision: 
     models = []
     for run in _open_runs(runs):
         if run.record.export is not None:
-            directory = (run.directory / run.record.export.directory).resolve()
+            directory = run.path(run.record.export.directory)
             if directory not in onnx_encoders:
                 onnx_encoders[directory] = OnnxEncoder(directory)
             models.append(TrainedModel(run, onnx_encoders[directory]))
