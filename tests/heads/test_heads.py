@@ -26,7 +26,7 @@ from bertvision.heads import (
     split_specs,
     upgrade_state_dict,
 )
-from bertvision.heads.config import WRAPPER_OPTIONS
+from bertvision.heads.config import COMMON_OPTIONS, WRAPPER_OPTIONS
 from bertvision.types import HeadShape, StateView
 
 BERT_LARGE = 335_141_888
@@ -216,7 +216,7 @@ def test_registered_heads():
     config = HeadConfig.parse("first-token:scale=2,members=2,bias=false,layers=last")
     assert str(config) == "first-token:bias=false,layers=last,members=2,scale=2.0"
     assert count_parameters(config, SENTENCE)[0] == 2 * 1024
-    assert options_of("with-options") == {"token_pooling": "cls", "dropout": 0.0, "size": 4} | WRAPPER_OPTIONS
+    assert options_of("with-options") == COMMON_OPTIONS | {"size": 4} | WRAPPER_OPTIONS
     assert count("with-options:token_pooling=max", SENTENCE) == count("adapter:size=4,token_pooling=max", SENTENCE)
     for name in ("first-token", "default", "a:b", ""):
         with pytest.raises(BertVisionError, match="already registered|cannot name"):
