@@ -287,7 +287,7 @@ def test_mistakes_in_prediction(cli, runs, reviews, tmp_path):
     refused(cli("predict", best, "--file", write(tmp_path / "x.csv", "a,b", "c,d")), "Choose one with --text", "a, b")
     refused(cli("predict", best, "--file", reviews, "--text", "txet"), "Did you mean 'text'")
     refused(cli("predict", best, "--file", reviews, "--text-pair", "label"), "takes one text")
-    refused(cli("predict", best, "--file", reviews, "--output", tmp_path / "x.xlsx"), "must end in .csv")
+    refused(cli("predict", best, "--file", reviews, "--output", tmp_path / "x.xlsx"), "must end in", ".csv")
     code, out, err = cli("predict", best, "--file", write(tmp_path / "x.jsonl", "broken"))
     assert code == 1 and out.startswith("error: not valid JSON") and "No row could be predicted. line 1" in err
     refused(cli("predict", best.parent, "text"), "There are runs below it")
