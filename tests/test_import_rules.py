@@ -18,7 +18,7 @@ CORE = [
 ]
 """Modules and packages of the core, from the lowest row to the highest. A module imports from lower rows only."""
 LIBRARY = [
-    ["statistics", "ensembles", "records", "legacy", "inputs", "trackers"],
+    ["statistics", "ensembles", "records", "legacy", "inputs", "trackers", "convex", "near_duplicates"],
     ["runs", "hidden_states"],
     ["shared_encoders", "model_card"],
     ["sharing", "onnx_model"],

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from bertvision.heads.input_spec import InputSpec, input_spec_of
+from bertvision.heads.layer_pooling import ConcatLayers
 from bertvision.heads.token_pooling import ClsPooling, build_token_pooling
 from bertvision.types import HeadShape, StateView, call_head
 
@@ -90,6 +91,15 @@ class Head(nn.Module):
         if self.shape.per_token:
             return features
         return self.token_pooling(torch.zeros(1, 1, features), torch.ones(1, 1, dtype=torch.bool)).shape[-1]
+
+
+class LinearHead(Head):
+    """A linear layer on the pooled states of all layers, which for whole texts a solver of `bertvision.convex` fits."""
+
+    def __init__(self, shape: HeadShape, solver: str, **options: Any):
+        super().__init__(shape, ConcatLayers(), **options)
+        self.solver = "" if shape.per_token else solver
+        nn.init.zeros_(self.classifier.weight)  # regularization pulls towards the initial weights
 
 
 class BertHead(nn.Module):

@@ -8,7 +8,7 @@ from torch import nn
 
 from bertvision.errors import BertVisionError
 from bertvision.heads.adapters import Adapter
-from bertvision.heads.head import BertHead, Head
+from bertvision.heads.head import BertHead, Head, LinearHead
 from bertvision.heads.layer_attention import LayerAttention
 from bertvision.heads.layer_pooling import ConcatLayers, MeanLayers, ScalarMix
 from bertvision.registries import Registry
@@ -45,6 +45,8 @@ _HEADS: dict[str, HeadEntry] = {
     "adapter-skip": HeadEntry(lambda shape, size=64, norm=False, init_std=1e-3, **options: adapter(shape, size, skip=True, norm=norm, init_std=init_std, **options), "the same, concatenated with the last layer", "adapter 64 shared + skip"),
     "adapter-independent": HeadEntry(lambda shape, size=64, norm=False, init_std=1e-3, **options: adapter(shape, size, shared=False, norm=norm, init_std=init_std, **options), "a separate adapter for each layer", "adapter 64 independent"),
     "adapter-independent-skip": HeadEntry(lambda shape, size=64, **options: adapter(shape, size, shared=False, skip=True, **options), "the same, concatenated with the last layer", "adapter 64 independent + skip"),
+    "ridge": HeadEntry(lambda shape, token_pooling="mean+max", **options: LinearHead(shape, "ridge", token_pooling=token_pooling, **options), "ridge regression on the pooled tokens of all layers, fitted in closed form"),
+    "logistic": HeadEntry(lambda shape, token_pooling="mean", **options: LinearHead(shape, "logistic", token_pooling=token_pooling, **options), "logistic regression on the pooled tokens of all layers, fitted to its optimum"),
 }
 # fmt: on
 
