@@ -208,7 +208,7 @@ def test_fit_head_on_pooled_and_whole_states(tiny, name, validation_fraction):
 
 def test_searches_and_studies_take_them(reviews, tiny, tmp_path):
     experiment = make(train_file=str(reviews), encoder=str(tiny), heads=CONVEX, controls=False, **SETTINGS)
-    space = ["token_pooling=[mean,max]"]
+    space = ['token_pooling=["mean","max"]']
     found = search(experiment, trials=4, trials_per_batch=2, space=space, root=tmp_path)
     (run,) = found.runs
     assert found.validation == run.validation_score[0] and run.metrics.strength

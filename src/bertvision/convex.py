@@ -2,7 +2,7 @@
 
 A `LinearHead` names a solver. Its features are what its linear classifier reads. They are computed once, standardized,
 and handed to the solver with several strengths of regularization; the validation rows choose the strength. The
-standardization is folded into the classifier, so that the fitted head is an ordinary module.
+scales are folded into the classifier, so that the fitted head is an ordinary module.
 """
 
 import logging
@@ -27,12 +27,17 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 MAX_BYTES = 2 << 30
 """The memory of the features of a head. Of larger data, as many rows as fit are used, in the order of training."""
-STRENGTHS = {"ridge": (1.0, 0.3, 0.1, 0.03, 0.01, 0.001), "logistic": (0.1, 0.03, 0.01, 0.003, 0.001, 0.0003)}
+STRENGTHS = {"ridge": (1.0, 0.3, 0.1, 0.03, 0.01, 0.003), "logistic": (0.1, 0.03, 0.01, 0.003, 0.001, 0.0003)}
 """The strengths of regularization that are tried, from strong to weak. For ridge, they are shares of the mean
 eigenvalue; for logistic regression, factors of half the squared norm of the weights beside the mean loss."""
-SCALES = tuple(2.0 ** (power / 2) for power in range(-2, 13))
+SCALES = tuple(2.0 ** (power / 2) for power in range(-2, 11))
 """Factors of the scores of ridge regression. Validation chooses the one that makes the best logits of them."""
 ITERATIONS = 15  # of L-BFGS for each strength, which starts from the solution of the one before
+TOLERANCE = 1e-3
+"""Of two strengths or factors whose validation losses differ by less, the one with the smaller weights is taken."""
+MIN_SCALE = 0.1
+"""The smallest standard deviation that features are divided by, as a share of the median. Features that hardly vary
+would get very large weights."""
 MAX_WORSE = 1  # strengths in a row without a better validation loss, after which no weaker one is tried
 
 
@@ -74,9 +79,11 @@ class LinearMap:
     bias: Tensor
     """(C,)"""
     strength: float = 0.0
+    center: Tensor | None = None
+    """What is subtracted from the features. (F,)"""
 
     def __call__(self, features: Tensor) -> Tensor:
-        return torch.addmm(self.bias, features, self.weight)
+        return torch.addmm(self.bias, features if self.center is None else features - self.center, self.weight)
 
 
 @dataclass(kw_only=True)
@@ -185,17 +192,17 @@ def _fit_path(
     """Fit with several strengths, and return the map with the lowest loss on the rows that are held out."""
     mean, scale = _standardization(train)
     standardized = replace(train, features=(train.features - mean) / scale)
-    pull = LinearMap(weight=start.weight * scale[:, None], bias=start.bias + mean @ start.weight)
+    pull = LinearMap(weight=start.weight * scale[:, None], bias=start.bias)
     solve = SOLVERS[solver if _is_classification(train.labels) else "ridge"]
     best, lowest, worse = start, float("inf"), 0
     for standard in solve(standardized, pull, loss, strengths):
-        weight = standard.weight / scale[:, None]
-        fitted = LinearMap(weight=weight, bias=standard.bias - mean @ weight, strength=standard.strength)
+        fitted = replace(standard, weight=standard.weight / scale[:, None], center=mean)
         if solve is SOLVERS["ridge"] and _is_classification(train.labels):
             fitted = _as_logits(fitted, held_out, loss)
         value = float(held_out.loss(loss, fitted(held_out.features)))
-        worse = 0 if value < lowest else worse + 1
-        if value < lowest or best is start:
+        better = value < lowest - TOLERANCE
+        worse = 0 if better else worse + 1
+        if better or best is start:
             best, lowest = fitted, value
         if worse >= MAX_WORSE:
             break
@@ -241,11 +248,13 @@ def pool_rows(model: nn.Module, batches: Batches, label: str) -> PooledRows:
 
 
 def _standardization(train: PooledRows) -> tuple[Tensor, Tensor]:
-    """Return the weighted mean and standard deviation of each feature; 1 for features that do not vary. (F,)"""
+    """Return the weighted mean of each feature, and what to divide it by: its standard deviation, if not tiny. (F,)"""
     weights = train.relative_weights[:, None] / len(train.features)
     mean = (train.features * weights).sum(dim=0)
     scale = ((train.features - mean).square() * weights).sum(dim=0).sqrt()
-    return mean, torch.where(scale > 1e-5 * (1 + mean.abs()), scale, 1.0)
+    varying = scale[scale > 1e-5 * (1 + mean.abs())]
+    smallest = MIN_SCALE * float(varying.median()) if len(varying) else 1.0
+    return mean, scale.clamp(min=smallest)
 
 
 def _parts(model: nn.Module) -> list[LinearHead]:
@@ -267,6 +276,9 @@ def _write_map(parts: Sequence[LinearHead], fitted: LinearMap) -> None:
     for part, weight in zip(parts, fitted.weight.split(sizes), strict=True):
         part.classifier.weight.copy_(weight.t() * len(parts))
         part.classifier.bias.copy_(fitted.bias)
+    if fitted.center is not None:
+        for part, center in zip(parts, fitted.center.split(sizes), strict=True):
+            part.center += center.to(part.center.device)
 
 
 # Solvers
@@ -373,7 +385,8 @@ def _is_classification(labels: Tensor) -> bool:
 def _as_logits(fitted: LinearMap, held_out: PooledRows, loss: Loss) -> LinearMap:
     """Scale the scores of a ridge regression, so that they are logits with the lowest loss."""
     scores = fitted(held_out.features)
-    scale = min(SCALES, key=lambda factor: float(held_out.loss(loss, factor * scores)))
+    losses = {factor: float(held_out.loss(loss, factor * scores)) for factor in SCALES}
+    scale = next(factor for factor, value in losses.items() if value <= min(losses.values()) + TOLERANCE)
     return replace(fitted, weight=fitted.weight * scale, bias=fitted.bias * scale)
 
 

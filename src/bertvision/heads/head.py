@@ -100,6 +100,11 @@ class LinearHead(Head):
         super().__init__(shape, ConcatLayers(), **options)
         self.solver = "" if shape.per_token else solver
         nn.init.zeros_(self.classifier.weight)  # regularization pulls towards the initial weights
+        self.register_buffer("center", torch.zeros(self.classifier.in_features))
+
+    def pool_tokens(self, x: Tensor, attention_mask: Tensor, text_ids: Tensor | None) -> Tensor:
+        """Merge the tokens, and subtract the mean of the features, so that large values do not cancel."""
+        return super().pool_tokens(x, attention_mask, text_ids) - self.center
 
 
 class BertHead(nn.Module):
