@@ -146,12 +146,20 @@ def test_to_datasets(encoder):
         ({"layers": "first"}, "Unknown choice of layers 'first'"),
         ({"layers": [4]}, "from -4 to 3"),
         ({"layers": []}, "from -4 to 3"),
+        ({"layers": 2.5}, "from -4 to 3"),
         ({"dtype": "int2", "output": "x"}, "Unknown type of stored states"),
     ],
 )
 def test_wrong_arguments_get_a_sentence(encoder, options, message):
     with pytest.raises(BertVisionError, match=message):
         extract(encoder, TEXTS, **options)
+
+
+def test_what_is_no_encoder_or_states_gets_a_sentence():
+    with pytest.raises(BertVisionError, match="encoder must be an Encoder, a name or a path, got a int"):
+        extract(5, TEXTS)
+    with pytest.raises(BertVisionError, match="what `extract` returned, got a list"):
+        fit_head([1, 2], [0, 1])
 
 
 class LastMean(nn.Module):
@@ -166,7 +174,17 @@ class LastMean(nn.Module):
         return self.linear((hidden[:, -1] * mask).sum(1) / mask.sum(1))
 
 
-@pytest.mark.parametrize("head", ["default", HeadConfig("adapter", size=4, token_pooling="max"), LastMean, LastMean()])
+def built_head():
+    """A head whose initial weights do not depend on other tests."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return LastMean()
+
+
+HEADS_OF_EVERY_KIND = ["default", HeadConfig("adapter", size=4, token_pooling="max"), LastMean, built_head()]
+
+
+@pytest.mark.parametrize("head", HEADS_OF_EVERY_KIND)
 @pytest.mark.parametrize("pooling", [None, "mean"])
 def test_heads_learn_and_are_saved(encoder, reviews_by_class, tmp_path, head, pooling):
     texts, labels = reviews_by_class

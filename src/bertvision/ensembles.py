@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.special import log_softmax, logsumexp
+from scipy.special import log_expit, log_softmax, logsumexp
 
 from bertvision.errors import BertVisionError, lookup
 from bertvision.types import Predictions
@@ -20,7 +20,8 @@ def combine(members: Sequence[Predictions], how: str = "max") -> Predictions:
     """Return the logarithm of the element-wise maximum (mean, product) of the members' probabilities, renormalized.
 
     Probabilities are the softmax over classes. For logits per token, they are the softmax over the tokens of a row,
-    separately for start and end. Regression scores are averaged whatever `how` is.
+    separately for start and end; a third logit of the first token is that of "no answer". Regression scores are
+    averaged whatever `how` is.
     """
     combination = lookup(COMBINATIONS, how, "way to combine")
     first = members[0]
@@ -35,6 +36,9 @@ def combine(members: Sequence[Predictions], how: str = "max") -> Predictions:
     else:
         stacked = np.stack([_ragged_log_softmax(member.logits, first.offsets) for member in members])
         logits = _ragged_log_softmax(combination(stacked), first.offsets)
+        if logits.shape[1] == 3:
+            third = np.stack([member.logits[:, 2] for member in members])
+            logits[:, 2] = combination(log_expit(third)) - combination(log_expit(-third))
     return Predictions(ids=first.ids, logits=logits.astype(np.float32), offsets=first.offsets)
 
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -163,7 +163,7 @@ class _PooledStates:
 
 
 def extract(
-    encoder: Encoder | str,
+    encoder: Encoder | str | Path,
     texts: Any,
     *,
     layers: str | Sequence[int] = "all",
@@ -185,7 +185,7 @@ def extract(
         output: A directory, to write the states to a store while they are computed. An interrupted call resumes.
         dtype: The number type of a store: "float32", "float16", "bfloat16", "int8" or "int4".
     """
-    encoder = encoder if isinstance(encoder, Encoder) else Encoder.from_pretrained(encoder)
+    encoder = _load_encoder(encoder)
     if pooling is not None:
         lookup(POOLINGS, pooling, "pooling")
     rows = read_rows(texts, labelled=False)
@@ -223,15 +223,25 @@ def extract(
     return HiddenStates.from_store(store)
 
 
+def _load_encoder(encoder: Any) -> Encoder:
+    """Return an encoder; load it if it is a name or a path."""
+    if isinstance(encoder, Encoder):
+        return encoder
+    if not isinstance(encoder, str | Path):
+        raise BertVisionError(f"encoder must be an Encoder, a name or a path, got a {type(encoder).__name__}.")
+    return Encoder.from_pretrained(str(encoder))
+
+
 def _layer_numbers(layers: str | Sequence[int], num_layers: int) -> tuple[int, ...]:
     """Return the numbers of the chosen layers, in rising order."""
     if isinstance(layers, str):
         chosen: Sequence[int] = lookup({"all": range(num_layers), "last": [num_layers - 1]}, layers, "choice of layers")
     else:
-        chosen = list(layers)
-    if not chosen or not all(-num_layers <= layer < num_layers for layer in chosen):
-        raise BertVisionError(f"layers must be numbers from {-num_layers} to {num_layers - 1}; got {list(chosen)}.")
-    return tuple(sorted({layer % num_layers for layer in chosen}))
+        chosen = list(layers) if isinstance(layers, Iterable) else [layers]
+    allowed = range(-num_layers, num_layers)
+    if not chosen or any(isinstance(layer, str) or layer not in allowed for layer in chosen):
+        raise BertVisionError(f"layers must be whole numbers from {-num_layers} to {num_layers - 1}; got {layers!r}.")
+    return tuple(sorted({int(layer) % num_layers for layer in chosen}))
 
 
 def _identity(encoder: Encoder, texts: Sequence[Any], max_tokens: int, pooling: str | None) -> dict[str, Any]:
@@ -370,6 +380,8 @@ def fit_head(
         random_state: Seed of the split, the initial weights, the order of rows and dropout.
         callbacks: Callbacks of the training loop.
     """
+    if not isinstance(states, HiddenStates):
+        raise BertVisionError(f"states must be what `extract` returned, got a {type(states).__name__}.")
     labels, encoder = _encode_labels(y, len(states))
     shape = HeadShape(
         num_layers=states.num_layers,

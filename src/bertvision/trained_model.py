@@ -228,7 +228,7 @@ class TrainedModel:
                 raise BertVisionError(f"Item {index} lacks {missing[0]!r}; {expected}.")
             texts = tuple(item[name] for name in names)
         else:
-            texts = (item,) if isinstance(item, str) else tuple(item) if isinstance(item, tuple | list) else ()
+            texts = tuple(item) if isinstance(item, tuple | list) else (item,)
         if len(texts) != len(inputs):
             raise BertVisionError(f"Item {index} has {len(texts)} text(s) instead of {len(inputs)}; {expected}.")
         for text in texts:

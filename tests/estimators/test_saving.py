@@ -219,6 +219,15 @@ def test_question_answering(fast, tmp_path):
         lambda: QuestionAnswerer(**fast).fit(pairs, answers, groups=articles),
     ):
         assert fit().predict(pairs[:1])[0]["nbest"]
+    refusals = {
+        "There are 2 questions, but 1 contexts": ([q for q, _ in pairs[:2]], ["c"]),
+        "The contexts must be texts": ([q for q, _ in pairs[:2]], 3),
+        "Give a context for the question": (pairs[0][0], None),
+    }
+    for sentence, arguments in refusals.items():
+        with pytest.raises(BertVisionError, match=sentence):
+            answerer.predict(*arguments)
+    assert answerer.predict((q for q, _ in pairs[:1]), pairs[0][1], nbest=2) == predicted[:1]
     with pytest.raises(BertVisionError, match="does not occur in the context"):
         QuestionAnswerer(**fast).fit(pairs, ["nowhere", *answers[1:]])
     evaluated = QuestionAnswerer(**fast).fit(pairs, answers, eval_set=(pairs[:9], answers[:9]))

@@ -58,7 +58,7 @@ class TextClassifier(ClassifierMixin, BaseTextEstimator):
 
     def __init__(
         self,
-        encoder: str | Encoder = "minilm",
+        encoder: str | os.PathLike[str] | Encoder = "minilm",
         *,
         fraction: float = 0.3,
         head: str | HeadConfig = "default",
@@ -143,7 +143,13 @@ class TextClassifier(ClassifierMixin, BaseTextEstimator):
     def _weighted(self, rows: Rows) -> Rows:
         if self.class_weight is None:
             return rows
-        weights = compute_sample_weight(self.class_weight, rows.labels)
+        try:
+            weights = compute_sample_weight(self.class_weight, rows.labels)
+        except (TypeError, ValueError) as error:
+            raise BertVisionError(
+                'class_weight must be "balanced", None, or a dictionary with a number for each class; got '
+                f"{self.class_weight!r}. The classes are {', '.join(sorted(set(map(str, rows.labels or []))))}."
+            ) from error
         return replace(rows, weights=weights if rows.weights is None else weights * rows.weights)
 
     def _set_fitted_attributes(self, rows: Rows, start: Run | None) -> None:

@@ -15,6 +15,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from bertvision import devices, trained_model
 from bertvision.errors import BertVisionError
+from bertvision.estimators.parameters import check_path
 from bertvision.files import read_json, write_json
 from bertvision.inputs import ClassLabelEncoder, examples_from_rows, read_texts
 from bertvision.runs import Run
@@ -44,7 +45,7 @@ class PersistenceMixin:
     def save_pretrained(self, directory: str | os.PathLike[str]) -> Path:
         """Save the model, its encoder and tokenizer, and a model card to a directory; return the directory."""
         check_is_fitted(self, "model_")
-        directory = self.model_.save_pretrained(Path(directory))
+        directory = self.model_.save_pretrained(check_path(directory, "directory"))
         self._write_estimator(directory)
         return directory
 
@@ -125,6 +126,8 @@ class PersistenceMixin:
             port: The port to listen on. 0: any free port.
         """
         check_is_fitted(self, "model_")
+        if not isinstance(port, int) or not 0 <= port < 2**16:
+            raise BertVisionError(f"port must be a number between 0 and 65535, got {port!r}.")
         from bertvision.serving import ServerSettings
         from bertvision.serving.server import serve as serve_models
 
@@ -211,7 +214,7 @@ def _upload(directory: Path, repo_id: str, token: str | None, private: bool | No
 
 def _find(source: str | os.PathLike[str]) -> Path:
     """Return the directory of a model; download it if it is not a directory."""
-    directory = Path(source)
+    directory = check_path(source, "directory")
     if directory.is_dir():
         return directory
     if not isinstance(source, str) or source.count("/") != 1 or directory.is_absolute():

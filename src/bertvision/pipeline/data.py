@@ -8,6 +8,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import torch
+from sklearn.utils.class_weight import compute_sample_weight
 from torch import Tensor, nn
 
 from bertvision import devices
@@ -207,6 +208,8 @@ def load_data(config: PipelineConfig, splits: DataSplits | None = None) -> Exper
     else:
         validation = task.sample(splits.validation, settings.limit, settings.split_seed)
     dev = task.sample(splits.dev, settings.limit_dev, settings.split_seed)
+    if settings.class_weight:
+        train = _balance(task, train)
     validation_split = _tokenize(config, validation)
     return ExperimentData(
         config=config,
@@ -226,6 +229,15 @@ def split_validation(task: Task, examples: list[Example], settings: DataConfig) 
     if not groups.any():  # all rows share their text
         return task.split_validation(examples, share, seed)
     return split_at(examples, draw_whole_groups(task.strata(examples), groups, share, seed))
+
+
+def _balance(task: Task, examples: list[Example]) -> list[Example]:
+    """Weight training examples so that all classes have the same total weight, and the mean weight stays the same."""
+    if task.outputs == 1:
+        raise BertVisionError(f"data.class_weight is for tasks with classes; {task.name} predicts a score.")
+    classes = task.strata(examples)
+    weights = compute_sample_weight("balanced", classes)
+    return [replace(row, weight=row.weight * float(weight)) for row, weight in zip(examples, weights, strict=True)]
 
 
 def _tokenize(config: PipelineConfig, examples: list[Example]) -> Split:
