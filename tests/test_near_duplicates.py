@@ -79,5 +79,5 @@ def test_no_sentence_is_on_both_sides(split):
 
 
 def test_one_text_alone_is_split_by_rows():
-    train, validation = split_validation(TASK, examples(*["the same text"] * 20), DataConfig())
+    train, validation = split_validation(TASK, examples(*["the same text"] * 20), DataConfig(split="texts"))
     assert len(train) == 18 and len(validation) == 2

@@ -42,9 +42,9 @@ class DataConfig:
     """The fraction of the training rows to use, drawn at random, if there is no limit."""
     validation_fraction: float = 0.1
     """The fraction of the training rows that is held out as the validation split, if there is no validation file."""
-    split: str = "texts"
-    """How validation is split off: "texts": rows that share text, such as a sentence and its phrases, stay on one side.
-    "rows": row by row, as in version 0.1; estimators keep rows with equal texts together."""
+    split: str = "rows"
+    """How validation is split off: "rows": row by row; estimators keep rows with equal texts together. "texts": rows
+    that share text, such as a sentence and its phrases, stay on one side."""
     split_seed: int = 0
     """The seed of validation and limits. It differs from `seed`, so that all seeds use the same split."""
     max_tokens: int = 0
