@@ -33,8 +33,7 @@ OptionValue = str | int | float | bool
 class HeadConfig:
     """A head and the options that were given for it: HeadConfig("adapter", size=32, token_pooling="max").
 
-    Options that were not given have the defaults of `options_of(name)`. `str(config)` is the canonical specification,
-    which `HeadConfig.parse` reads. Configurations are immutable and hashable.
+    `str(config)` is the canonical specification, which `HeadConfig.parse` reads.
     """
 
     name: str
@@ -131,8 +130,7 @@ class HeadConfig:
     def label(self, kind: str) -> str:
         """Return the name of the head for people: in tables, names of run directories, and served models.
 
-        It is "default" for the recommended head of this kind of task, "default:layers=last" for that head's control,
-        and the canonical specification for others. `parse(label, kind)` returns the configuration.
+        It is "default" for the recommended head, "default:layers=last" for its control. `parse(label, kind)` reads it.
         """
         default = default_head(kind)
         return {default: DEFAULT, default.last_layer_only(): f"{DEFAULT}:layers=last"}.get(self, str(self))

@@ -107,7 +107,7 @@ class LinearHead(Head):
         self.register_buffer("center", torch.zeros(self.classifier.in_features))
 
     def pool_tokens(self, x: Tensor, attention_mask: Tensor, text_ids: Tensor | None) -> Tensor:
-        """Merge the tokens, and subtract the mean of the features, so that large values do not cancel."""
+        """Merge the tokens, and subtract the mean of the features, lest large values cancel."""
         return super().pool_tokens(x, attention_mask, text_ids) - self.center
 
 

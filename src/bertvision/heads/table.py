@@ -67,9 +67,8 @@ Builder = TypeVar("Builder", bound=Callable[..., nn.Module])
 def register_head(name: str, summary: str = "") -> Callable[[Builder], Builder]:
     """Register a head under `name`: decorate a module class or a function that takes a `HeadShape` and options.
 
-    Each option needs a default value, whose type is the option's type. The module's `forward(hidden, attention_mask)`
-    takes hidden states (B, L, T, W) and a boolean mask (B, T), and returns logits (B, C), or (B, T, C) where
-    `shape.per_token`. It may also take `text_ids` (B, T), and may have an `input_spec`.
+    Each option needs a default, of the option's type. `forward(hidden, attention_mask)` takes hidden states (B, L, T, W)
+    and a boolean mask (B, T), and returns logits (B, C), or (B, T, C). It may take `text_ids` (B, T), too.
     """
     HEADS.check_name(name)
 

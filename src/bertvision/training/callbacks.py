@@ -108,8 +108,6 @@ class Cancellation(Callback):
     """Stops training when `cancel` is called, e.g. from another thread.
 
     >>> cancellation = Cancellation()
-    >>> cancellation.should_stop()
-    False
     >>> cancellation.cancel()
     >>> cancellation.should_stop()
     True
