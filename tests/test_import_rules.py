@@ -18,6 +18,7 @@ CORE = [
 ]
 """Modules and packages of the core, from the lowest row to the highest. A module imports from lower rows only."""
 LIBRARY = [
+    ["token_tasks"],
     ["statistics", "ensembles", "records", "legacy", "inputs", "trackers", "memory", "convex", "near_duplicates"],
     ["runs", "hidden_states"],
     ["shared_encoders", "model_card"],

@@ -17,6 +17,8 @@ from bertvision.errors import BertVisionError, suggestion
 from bertvision.files import atomic_write
 from bertvision.tasks import Task
 from bertvision.tasks.reading import read_squad
+from bertvision.token_tasks import TokenTask, join_words
+from bertvision.token_tasks.reading import CONLL_ENDINGS, WORD_COLUMNS, read_conll
 from bertvision.trained_model import GENERIC_NAMES, Item, TrainedModel
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -76,7 +78,7 @@ class FilePredictionSummary:
 
 @contextmanager
 def open_input(path: str | Path, task: Task, *, text: str = "", text_pair: str = "") -> Iterator[InputFile]:
-    """Open a CSV, TSV, JSONL, Parquet, text or SQuAD file, or "-" for standard input.
+    """Open a CSV, TSV, JSONL, Parquet, text, SQuAD or CoNLL file, or "-" for standard input.
 
     Standard input contains JSON lines or plain text, one item per line; the first line determines which.
 
@@ -99,6 +101,8 @@ def open_input(path: str | Path, task: Task, *, text: str = "", text_pair: str =
         yield InputFile(name=str(path), format="parquet", rows=table_rows(_parquet_objects(path), columns))
     elif suffix == ".json":
         yield InputFile(name=str(path), format="jsonl", rows=table_rows(_squad_objects(path), columns))
+    elif suffix in CONLL_ENDINGS and isinstance(task, TokenTask):
+        yield InputFile(name=str(path), format="conll", rows=table_rows(_conll_objects(path), columns))
     elif suffix not in (".csv", ".tsv", ".jsonl", ".txt"):
         raise BertVisionError(
             f"Cannot read {path}: the ending {path.suffix!r} is unknown. Known: .csv, .tsv, .jsonl, .parquet, .txt, "
@@ -126,6 +130,7 @@ class TextColumns:
             raise BertVisionError(f"{task.name} takes one text, so there is no column of a second text to name.")
         self.given = (text, text_pair)[: len(self.names)]
         self.trained = getattr(task, "texts", task.text_names)
+        self.takes_words = isinstance(task, TokenTask)
         self.label = getattr(task, "label", "label")
 
     def find(self, columns: Sequence[str]) -> list[str]:
@@ -143,6 +148,7 @@ class TextColumns:
                 raise BertVisionError(f"{self.source} has no column {given!r}.{hint} It has: {listed}.")
             return given
         expected = (self.trained[position], self.names[position], GENERIC_NAMES[position])
+        expected = (*WORD_COLUMNS, *expected) if self.takes_words else expected
         lowered = {name.lower(): name for name in columns}
         for name in expected:
             if name in columns or name.lower() in lowered:
@@ -155,6 +161,8 @@ class TextColumns:
 
     def row(self, line: int, values: dict[str, Any], texts: Sequence[str]) -> InputRow:
         """Return the row whose texts are in the columns `texts`."""
+        if self.takes_words and isinstance(words := values.get(texts[0]), list):
+            return InputRow(line=line, values=values, item=words)
         for name in texts:
             if not isinstance(values.get(name), str):
                 error = f"column {name!r} holds {values.get(name)!r} where a text was expected"
@@ -285,6 +293,11 @@ def _squad_objects(path: Path) -> Iterator[dict[str, Any]]:
         yield {"id": example.id, "question": example.texts[0], "context": example.texts[1]}
 
 
+def _conll_objects(path: Path) -> Iterator[dict[str, Any]]:
+    for sentence in read_conll(path):
+        yield {"tokens": sentence.words, "tags": sentence.labels}
+
+
 # Predicting
 
 
@@ -335,15 +348,17 @@ def _row_error(message: str) -> str:
 def answer_columns(answer: Mapping[str, Any], *, nbest: bool = False, flat: bool = True) -> dict[str, Any]:
     """Return an answer as columns.
 
-    A class has the columns label and probability, a number the column value, and the answer to a question the columns
-    answer, score and no_answer_probability. With `nbest`, candidates are added, in numbered columns if `flat`. The
-    columns of BERT's own head begin with "bert_".
+    A class has the columns label and probability, a number the column value, entities the column entities, as JSON if
+    `flat`, and the answer to a question the columns answer, score and no_answer_probability. With `nbest`, candidates
+    are added, in numbered columns if `flat`. The columns of BERT's own head begin with "bert_".
     """
     if "label" in answer:
         columns = {"label": answer["label"], "probability": answer["probability"]}
     elif "answer" in answer:
         columns = {name: answer[name] for name in ("answer", "score")}
         columns["no_answer_probability"] = answer["null_probability"]
+    elif "entities" in answer:
+        columns = {"entities": json.dumps(answer["entities"], ensure_ascii=False) if flat else answer["entities"]}
     else:
         columns = {"value": answer["score"]}
     candidates = answer.get("nbest", []) if nbest else []
@@ -372,6 +387,8 @@ def expected_columns(task: Task, nbest: int | None = None, bert: bool = False) -
         columns = ["label", "probability"]
         ranks = range(2, min(nbest or 1, len(classes)) + 1)
         columns += [f"{name}_{rank}" for rank in ranks for name in ("label", "probability")]
+    elif isinstance(task, TokenTask):
+        columns = ["entities"]
     elif task.per_token:
         columns = ["answer", "score", "no_answer_probability"]
         ranks = range(1, (nbest or 0) + 1)
@@ -460,7 +477,31 @@ def _parquet_type(field: Any) -> Any:
     return pyarrow.float64() if re.search(r"(probability|score|value)(_\d+)?$", field.name) else pyarrow.string()
 
 
+def _write_conll(file: BinaryIO, rows: Iterator[tuple[dict[str, Any], dict[str, Any]]]) -> None:
+    """Write one word in each line, with its tag in the input, if there is one, and the predicted tag."""
+    for values, added in rows:
+        words = next((values[name] for name in WORD_COLUMNS if isinstance(values.get(name), list)), None)
+        if words is None or not all(isinstance(word, str) for word in words):
+            raise BertVisionError("Only lists of words can be written in the CoNLL format. Write .jsonl for texts.")
+        predicted = _tags(words, added.get("entities") or [])
+        columns = [words, *([values["tags"]] if "tags" in values else []), predicted]
+        lines = ["\t".join(map(str, line)) for line in zip(*columns, strict=True)]
+        file.write("\n".join([*lines, "", ""]).encode())
+
+
+def _tags(words: Sequence[str], entities: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the IOB2 tags of words, from entities in their joined text."""
+    tags = ["O"] * len(words)
+    _, spans = join_words(words)
+    for entity in entities:
+        for number, (start, end) in enumerate(spans):
+            if start >= entity["start"] and end <= entity["end"]:
+                tags[number] = f"{'B' if start == entity['start'] else 'I'}-{entity['type']}"
+    return tags
+
+
 WRITERS: dict[str, Writer] = {
+    "conll": _write_conll,
     "csv": lambda file, rows: _write_separated(file, rows, tabs=False),
     "tsv": lambda file, rows: _write_separated(file, rows, tabs=True),
     "jsonl": _write_jsonl,
@@ -515,7 +556,8 @@ def predict_file(
     Args:
         model: The model.
         source: The rows, from `open_input`.
-        output: The file to write: .csv, .tsv, .jsonl or .parquet; "-" is standard output, in the format of the input.
+        output: The file to write: .csv, .tsv, .jsonl, .parquet or .conll; "-" is standard output, in the format of the
+            input.
         nbest: Number of candidates to add.
         bert: Whether to add the answers of BERT's own head.
     """
@@ -526,7 +568,7 @@ def predict_file(
         raise BertVisionError(f"Cannot write {output}: its name must end in .{', .'.join(WRITERS)}.")
     counts = {"rows": 0, "failed": 0}
     first_errors: list[str] = []
-    flat = format != "jsonl"
+    flat = format not in ("jsonl", "conll")
     empty = dict.fromkeys(expected_columns(model.task, nbest, bert)) if flat else {}
 
     def columns() -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:

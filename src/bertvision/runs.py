@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+import bertvision.token_tasks  # noqa: F401  # registers its kind of task, which saved runs may have
 from bertvision import distributed, legacy
 from bertvision.errors import BertVisionError
 from bertvision.files import atomic_write, load_tensors, read_json, save_tensors, write_json

@@ -97,13 +97,13 @@ class Features:
     offsets: np.ndarray
     """(N + 1,): row i is `tokens[name][offsets[i]:offsets[i + 1]]`."""
     labels: np.ndarray
-    """(N,) int64 classes or float32 scores; (N, 2) start and end tokens for spans."""
+    """(N,) int64 classes or float32 scores; (N, 2) start and end tokens for spans; (N, T) tags."""
     example_ids: list[str]
     """The example that each row is made of."""
     second_text_starts: np.ndarray | None = None
     """(N,) the position of the first token of each pair's second text. None if the rows are single texts."""
     windows: list[Any] | None = None
-    """For tasks with spans: the part of the context that each row covers."""
+    """For tasks with spans or words: the part of the text that each row covers."""
     weights: np.ndarray | None = None
     """float32 (N,): the weight of each row in the training loss. None: all are 1."""
 

@@ -40,8 +40,8 @@ def predict(
     file: Annotated[
         str,
         typer.Option(
-            help="Predict every row of a CSV, TSV, JSONL, Parquet or text file; - reads JSON lines or plain text from "
-            "standard input.",
+            help="Predict every row of a CSV, TSV, JSONL, Parquet, text or CoNLL file; - reads JSON lines or plain "
+            "text from standard input.",
             show_default=False,
         ),
     ] = "",
@@ -50,8 +50,8 @@ def predict(
         typer.Option(
             "--output",
             "-o",
-            help="With --file: write the rows with their predictions to this CSV, TSV, JSONL or Parquet file; - writes "
-            "to standard output. Without it, predictions are printed.",
+            help="With --file: write the rows with their predictions to this CSV, TSV, JSONL, Parquet or CoNLL file; - "
+            "writes to standard output. Without it, predictions are printed.",
             show_default=False,
         ),
     ] = "",

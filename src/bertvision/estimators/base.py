@@ -36,7 +36,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 
 class BaseTextEstimator(PersistenceMixin, BaseEstimator, ABC):
-    """The common part of `TextClassifier`, `TextRegressor` and `QuestionAnswerer`.
+    """The common part of `TextClassifier`, `TextRegressor`, `TokenClassifier` and `QuestionAnswerer`.
 
     Fitted estimators have these attributes:
 
@@ -112,9 +112,9 @@ class BaseTextEstimator(PersistenceMixin, BaseEstimator, ABC):
             callbacks: Objects with the methods of `bertvision.training.Callback`.
         """
         self._check(callbacks)
-        rows = read_rows(
+        rows = self._read_rows(
             X,
-            self._read_labels(X, y),
+            y,
             text=text,
             text_pair=text_pair,
             label=label,
@@ -143,9 +143,9 @@ class BaseTextEstimator(PersistenceMixin, BaseEstimator, ABC):
         The arguments are those of `fit`.
         """
         self._check(callbacks)
-        rows = read_rows(
+        rows = self._read_rows(
             X,
-            self._read_labels(X, y),
+            y,
             text=text,
             text_pair=text_pair,
             label=label,
@@ -164,11 +164,11 @@ class BaseTextEstimator(PersistenceMixin, BaseEstimator, ABC):
         """Read the validation rows. Tables have the columns of the training rows."""
         if isinstance(eval_set, tuple) and len(eval_set) == 2:
             texts, labels = eval_set
-            return read_rows(texts, self._read_labels(texts, labels), labelled=True)
+            return self._read_rows(texts, labels, labelled=True)
         if isinstance(eval_set, list) and len(eval_set) == 1 and isinstance(eval_set[0], tuple):
             return self._read_eval_set(eval_set[0], rows, label)  # as in XGBoost and LightGBM
         names = dict(zip(("text", "text_pair"), rows.text_names, strict=False))
-        return read_rows(eval_set, label=label or rows.label, labelled=True, **names)
+        return self._read_rows(eval_set, None, label=label or rows.label, labelled=True, **names)
 
     def _fit(self, rows: Rows, evaluation: Rows | None, callbacks: Sequence[Callback], start: Run | None) -> Self:
         """Train through the pipeline, and load the best head."""
@@ -246,6 +246,10 @@ class BaseTextEstimator(PersistenceMixin, BaseEstimator, ABC):
     @abstractmethod
     def _make_task(self, rows: Rows, start: Run | None) -> Task:
         """Return the task that the rows describe. `start` is the run that training continues with."""
+
+    def _read_rows(self, X: Any, y: Any, **options: Any) -> Rows:
+        """Read and check rows. The options are those of `read_rows`."""
+        return read_rows(X, self._read_labels(X, y), **options)
 
     def _read_labels(self, X: Any, y: Any) -> Any:
         """Return the labels in a form that `read_rows` takes."""

@@ -21,6 +21,7 @@ from bertvision.inputs import ClassLabelEncoder, examples_from_rows, read_texts
 from bertvision.runs import Run
 from bertvision.sharing import strip_paths
 from bertvision.tasks import SquadTask, Task, TextTask
+from bertvision.token_tasks import TokenTask
 from bertvision.trained_model import TrainedModel
 
 ESTIMATOR_FILE = "estimator.json"
@@ -80,6 +81,8 @@ class PersistenceMixin:
         if classes := getattr(model.task, "classes", ()):
             estimator.label_encoder_ = _label_encoder(values.get("labels"), classes)
             estimator.classes_ = estimator.label_encoder_.classes_
+        elif isinstance(model.task, TokenTask):
+            estimator.classes_ = np.array(model.task.entity_types)
         return estimator
 
     def push_to_hub(self, repo_id: str, *, token: str | None = None, private: bool | None = None) -> str:
@@ -94,14 +97,14 @@ class PersistenceMixin:
         with tempfile.TemporaryDirectory() as folder:
             return _upload(self.save_pretrained(Path(folder) / "model"), repo_id, token, private)
 
-    def export(self, format: str, directory: str | os.PathLike[str], X: Any = None) -> Path:
+    def export(self, format: str, directory: str | os.PathLike[str] | None = None, X: Any = None) -> Path:
         """Export the model; return the directory, which `from_pretrained` and `bertvision serve` read.
 
         The answers of the export are compared with those of the model. The export is kept only if they agree.
 
         Args:
             format: "onnx".
-            directory: Where to write.
+            directory: Where to write. None: the directory "onnx" beside the files of the model.
             X: Texts to compare the answers on. None: the validation rows of `fit`.
         """
         check_is_fitted(self, "model_")
@@ -114,9 +117,10 @@ class PersistenceMixin:
 
         task = self.model_.task
         model = trained_model.load(self.model_.run)  # in float32, whatever precision this machine computes in
-        export_onnx([model], Path(directory), [examples_from_rows(read_texts(texts, task.text_names), task)])
-        self._write_estimator(Path(directory))
-        return Path(directory)
+        target = self.model_.run.directory / format if directory is None else Path(directory)
+        export_onnx([model], target, [examples_from_rows(read_texts(texts, task.text_names), task)])
+        self._write_estimator(target)
+        return target
 
     def serve(self, *, host: str = "127.0.0.1", port: int = 8000) -> None:
         """Answer HTTP requests until the process is interrupted. The page at the address shows how to send them.
@@ -174,6 +178,8 @@ def estimator_name(task: Task) -> str:
     """Return the name of the estimator for a task."""
     if isinstance(task, SquadTask) and not task.answerable:
         return "QuestionAnswerer"
+    if isinstance(task, TokenTask):
+        return "TokenClassifier"
     return "TextRegressor" if isinstance(task, TextTask) and not task.classes else "TextClassifier"
 
 

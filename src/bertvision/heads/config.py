@@ -54,8 +54,7 @@ class HeadConfig:
     def parse(cls, spec: str, kind: str | None = None) -> "HeadConfig":
         """Read a specification such as "adapter:layers=0,6,12,size=64".
 
-        With the `kind` of a task, "default" is the recommended head of that kind, and "default:size=16" a variant of
-        it. Names of the previous version are accepted.
+        With the `kind` of a task, "default" is its recommended head. Names of the previous version are accepted.
         """
         name, _, rest = spec.partition(":")
         name = legacy.HEADS.get(name.strip(), name.strip())
@@ -216,6 +215,7 @@ def resolve_heads(specs: Sequence[str], kind: str) -> list[HeadConfig]:
 
 DEFAULT_HEADS = {
     "span": {"learned": HeadConfig("learned"), DEFAULT: HeadConfig("adapter-skip")},
+    "tokens": {"learned": HeadConfig("learned"), DEFAULT: HeadConfig("adapter-skip")},
     "pair": {
         "learned": HeadConfig("learned"),
         DEFAULT: HeadConfig.parse(
@@ -235,11 +235,12 @@ def default_head(kind: str) -> HeadConfig:
     return lookup(DEFAULT_HEADS, kind, "kind of task")[DEFAULT]
 
 
-DEFAULT_LEARNING_RATES = {"span": 1e-3, "pair": 2e-3, "text": 2e-3}
+DEFAULT_LEARNING_RATES = {"span": 1e-3, "tokens": 1e-3, "pair": 2e-3, "text": 2e-3}
 """The learning rate of heads when none is given, by the kind of task."""
 
 AUXILIARY_HEADS = {
     "span": HeadConfig(BERT_HEAD),
+    "tokens": HeadConfig(BERT_HEAD),
     "pair": HeadConfig("adapter", token_pooling="max+compare"),
     "text": HeadConfig(BERT_HEAD),
 }

@@ -103,8 +103,7 @@ class LinearHead(Head):
     def __init__(self, shape: HeadShape, solver: str, **options: Any):
         super().__init__(shape, ConcatLayers(), **options)
         self.solver = "" if shape.per_token else solver
-        nn.init.zeros_(self.classifier.weight)  # regularization pulls towards the initial weights
-        self.register_buffer("center", torch.zeros(self.classifier.in_features))
+        self.register_buffer("center", nn.init.zeros_(self.classifier.weight)[0].detach().clone())
 
     def pool_tokens(self, x: Tensor, attention_mask: Tensor, text_ids: Tensor | None) -> Tensor:
         """Merge the tokens, and subtract the mean of the features, lest large values cancel."""

@@ -12,6 +12,7 @@ from bertvision.inputs.rows import (
     task_from_rows,
 )
 from bertvision.inputs.tables import is_column
+from bertvision.inputs.tagged_rows import read_tagged_rows
 
 __all__ = [
     "ClassLabelEncoder",
@@ -21,6 +22,7 @@ __all__ = [
     "is_column",
     "read_items",
     "read_rows",
+    "read_tagged_rows",
     "read_texts",
     "task_from_files",
     "task_from_rows",

@@ -176,10 +176,10 @@ def compare(name: str, original: TrainedModel, exported: TrainedModel, examples:
 
 
 def _equal(first: Any, second: Any) -> bool:
-    """Compare answers: spans by position, classes exactly, regression scores up to rounding."""
+    """Compare answers: spans by position, classes and tags exactly, regression scores up to rounding."""
     if isinstance(first, Answer) and isinstance(second, Answer):
         return (first.start, first.end) == (second.start, second.end)
-    return abs(first - second) < 1e-3
+    return first == second if isinstance(first, tuple) else abs(first - second) < 1e-3
 
 
 def _write_run(model: TrainedModel, place: Path, number: int, outputs: Mapping[str, str]) -> str:

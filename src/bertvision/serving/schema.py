@@ -58,8 +58,18 @@ class ClassCandidateSchema(BaseModel):
     probability: float
 
 
+class EntitySchema(BaseModel):
+    """An entity in the text."""
+
+    type: str
+    text: str
+    start: int = Field(description="Offset in the text, in characters.")
+    end: int
+    score: float = Field(description="Mean probability of the tags of its words.")
+
+
 class AnswerSchema(BaseModel):
-    """A class, a score or a span of the context. Fields that do not apply to a task are left out."""
+    """A class, a score, a span of the context, or entities. Fields that do not apply to a task are left out."""
 
     label: str | None = None
     probability: float | None = None
@@ -74,6 +84,7 @@ class AnswerSchema(BaseModel):
     nbest: list[CandidateSchema] | list[ClassCandidateSchema] | None = Field(
         default=None, description="The most probable classes, or candidate answers, best first."
     )
+    entities: list[EntitySchema] | None = Field(default=None, description="Entities, in the order of the text.")
     bert: dict[str, Any] | None = Field(default=None, description="Answer of the encoder's own head.")
 
 
@@ -122,7 +133,7 @@ class Model(BaseModel):
     kind: str
     head: str
     inputs: list[str]
-    answers: str = Field(description="Type of the answers: class, score or span.")
+    answers: str = Field(description="Type of the answers: class, score, span or entities.")
     classes: list[str]
     encoder: str
     weights: str = Field(description="Hash of the encoder's weights. Models with equal hashes share a forward pass.")
