@@ -12,7 +12,7 @@ from bertvision import devices, sharing
 from bertvision.encoders import EncoderInfo, load_encoder_info
 from bertvision.ensembles import combine
 from bertvision.errors import BertVisionError
-from bertvision.inputs import find_text_error, is_column, read_items
+from bertvision.inputs import find_text_error, is_column, read_items, warn_truncated
 from bertvision.onnx_model import OnnxEncoder, exported_runs, is_exported
 from bertvision.progress import bar
 from bertvision.runs import Run, is_finished, open_run
@@ -46,6 +46,7 @@ class TrainedModel:
         self.task: Task = task_from_dict(run.record.task)
         self.max_tokens: int = run.record.max_tokens
         self.settings: dict[str, float] = run.metrics.decoding
+        self._warned_truncated = False
         encoder_pool = encoder_pool or EncoderPool()
         self.members: list[Run] = run.members() or [run]
         self.attached_heads: list[AttachedHead] = [encoder_pool.add(member) for member in self.members]
@@ -140,7 +141,10 @@ class TrainedModel:
         return self._encode([self._example(index, item) for index, item in enumerate(items)])
 
     def _encode(self, examples: Iterable[Example]) -> Features:
-        return self.encode_examples([replace(example, id=str(i)) for i, example in enumerate(examples)])
+        features = self.encode_examples([replace(example, id=str(i)) for i, example in enumerate(examples)])
+        if not self._warned_truncated:  # once for a model, which may be asked many times
+            self._warned_truncated = warn_truncated(self.task, {"given": features}, self.max_tokens)
+        return features
 
     def encode_examples(self, examples: Sequence[Example]) -> Features:
         """Tokenize examples of a dataset."""
@@ -225,7 +229,7 @@ class TrainedModel:
     def _example(self, index: int, item: Any) -> Example:
         """Validate an item. For token classification, an item may be a list of words."""
         words: tuple[tuple[int, int], ...] = ()
-        if isinstance(self.task, TokenTask) and isinstance(item, tuple | list):
+        if isinstance(self.task, TokenTask) and isinstance(item, list):
             for word in item or [""]:
                 if why := find_text_error(word):
                     raise BertVisionError(f"Item {index} {why}; {self.task.name} takes a text, or a list of words.")

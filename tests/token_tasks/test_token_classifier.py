@@ -19,6 +19,11 @@ def test_words_and_texts(tagger):
     (entities,) = tagger.predict([text])
     assert [(e["type"], text[e["start"] : e["end"]]) for e in entities] == [("person", "ann king"), ("place", "rome")]
     assert entities == tagger.predict_entities([text])[0] == tagger.model_.predict(text)["entities"]
+    assert (
+        tagger.model_.predict({"text": [text]})[0]["entities"]
+        == entities
+        == tagger.model_.predict([(text,)])[0]["entities"]
+    )
     assert tagger.predict_entities(WORDS[:1])[0] == tagger.model_.predict([WORDS[0]])[0]["entities"]
     assert all(0 < entity["score"] <= 1 for entity in entities) and list(tagger.leaderboard_["metric"])[0] == "f1"
 

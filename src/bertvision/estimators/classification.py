@@ -15,7 +15,7 @@ from bertvision.encoders import Encoder
 from bertvision.errors import BertVisionError
 from bertvision.estimators.base import BaseTextEstimator
 from bertvision.heads import HeadConfig
-from bertvision.inputs import ClassLabelEncoder, Rows, task_from_rows
+from bertvision.inputs import ClassLabelEncoder, Rows, task_from_rows, warn_joined_labels
 from bertvision.runs import Run
 from bertvision.tasks import Task
 from bertvision.tasks.text import label_name
@@ -124,6 +124,7 @@ class TextClassifier(ClassifierMixin, BaseTextEstimator):
             raise BertVisionError(
                 f"A classifier needs two or more classes; all labels are of one class, {classes[0]!r}."
             )
+        warn_joined_labels(rows.labels or [])
         task = task_from_rows(rows, kind=self.kind, name="text-classification", classes=classes)
         return replace(task, calibrated=True, keep_groups=True)
 

@@ -222,10 +222,7 @@ DEFAULT_HEADS = {
             "adapter:encoding=both,layers=every2,members=3,size=32,token_pooling=max+compare+align"
         ),
     },
-    "text": {
-        "learned": HeadConfig("learned"),
-        DEFAULT: HeadConfig("adapter", members=3, size=32, token_pooling="max"),
-    },
+    "text": {"learned": HeadConfig("learned"), DEFAULT: HeadConfig("adapter", members=3, size=32, token_pooling="max")},
 }
 """The heads trained when none are named, by the kind of task (docs/decisions/0020, 0023, 0024)."""
 

@@ -15,10 +15,7 @@ OPTIONS = {
     "pooled": "pooler_output",
     "start": "init_std",
 }
-VALUES = {
-    "token_pooling": {"all": "flatten"},
-    "encoding": {"together": "cross", "apart": "bi"},
-}
+VALUES = {"token_pooling": {"all": "flatten"}, "encoding": {"together": "cross", "apart": "bi"}}
 WEIGHTS = {
     "adapt": "adapter",
     "pool": "layer_pooling",

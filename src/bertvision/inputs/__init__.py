@@ -2,6 +2,7 @@
 
 from bertvision.inputs.custom_tasks import task_from_files
 from bertvision.inputs.labels import ClassLabelEncoder
+from bertvision.inputs.notices import warn_joined_labels, warn_truncated
 from bertvision.inputs.rows import (
     Rows,
     examples_from_rows,
@@ -26,4 +27,6 @@ __all__ = [
     "read_texts",
     "task_from_files",
     "task_from_rows",
+    "warn_joined_labels",
+    "warn_truncated",
 ]

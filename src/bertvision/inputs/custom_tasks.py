@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from bertvision.errors import BertVisionError
+from bertvision.inputs.notices import refuse_joined_labels
 from bertvision.tasks.reading import read_table
 from bertvision.tasks.squad import SquadTask
 from bertvision.tasks.text import TextTask, as_number, label_name
@@ -61,6 +62,8 @@ def task_from_files(
     list(table.pick(columns))  # a missing text column is the likelier mistake, so it is reported first
     labels = [value for _, (value,) in table.pick([label])]
     check_labels(labels, lambda row, why: table.refuse(table.lines[row], why), f"column {label!r}")
+    if kind == "auto":
+        refuse_joined_labels(labels, f"{path}: column {label!r}")
     outputs = infer_outputs(labels, kind, source=str(path))
     return TextTask(name=name, texts=columns, label=label, data_source=files, **outputs)
 

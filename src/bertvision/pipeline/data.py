@@ -16,7 +16,7 @@ from bertvision.cpu_optimizations import use_cpu_optimizations
 from bertvision.encoders import Encoder, load_encoder_info
 from bertvision.errors import BertVisionError, lookup
 from bertvision.heads import HeadConfig
-from bertvision.inputs import task_from_files
+from bertvision.inputs import task_from_files, warn_truncated
 from bertvision.near_duplicates import text_groups
 from bertvision.pipeline.config import PipelineConfig, resolve
 from bertvision.pipeline.experiment import SPLITS, DataConfig, Experiment, TrainingConfig
@@ -211,12 +211,11 @@ def load_data(config: PipelineConfig, splits: DataSplits | None = None) -> Exper
     if settings.class_weight:
         train = _balance(task, train)
     validation_split = _tokenize(config, validation)
+    train_split, dev_split = _tokenize(config, train), _tokenize(config, dev) if dev else validation_split
+    parts = {"training": train_split, "validation": validation_split} | ({"dev": dev_split} if dev else {})
+    warn_truncated(task, {name: split.features for name, split in parts.items()}, config.max_tokens)
     return ExperimentData(
-        config=config,
-        source=splits.source,
-        train=_tokenize(config, train),
-        validation=validation_split,
-        dev=_tokenize(config, dev) if dev else validation_split,
+        config=config, source=splits.source, train=train_split, validation=validation_split, dev=dev_split
     )
 
 

@@ -281,6 +281,11 @@ def check(experiment: Experiment) -> Experiment:
             raise BertVisionError(
                 f"[{name}] needs epochs > 0, gradient_accumulation_steps >= 1, batch_size >= 0, learning_rate >= 0."
             )
+    if not 0 < experiment.finetune.layer_decay <= 1 or experiment.train.layer_decay != 1:
+        raise BertVisionError(
+            "finetune.layer_decay must be above 0 and at most 1, and heads have none; got "
+            f"{experiment.finetune.layer_decay:g} and train.layer_decay={experiment.train.layer_decay:g}."
+        )
     lookup(dict.fromkeys(PRECISIONS), experiment.precision, "precision")
     epochs = experiment.fractions + experiment.head_fractions
     if not experiment.fractions or not all(0 <= fraction < math.inf for fraction in epochs):

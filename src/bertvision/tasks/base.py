@@ -161,11 +161,7 @@ class Task(ABC):
         return {}
 
     def calibration(
-        self,
-        predictions: Predictions,
-        features: Features,
-        settings: Mapping[str, float],
-        examples: Sequence[Example],
+        self, predictions: Predictions, features: Features, settings: Mapping[str, float], examples: Sequence[Example]
     ) -> dict[str, float]:
         """Return calibration errors in percent, for tasks whose probabilities `fit_decoding` calibrates."""
         return {}

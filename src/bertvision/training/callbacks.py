@@ -109,8 +109,6 @@ class Cancellation(Callback):
 
     >>> cancellation = Cancellation()
     >>> cancellation.cancel()
-    >>> cancellation.should_stop()
-    True
     """
 
     _requested: threading.Event = field(default_factory=threading.Event, init=False, repr=False)
