@@ -19,7 +19,20 @@ CORE = [
 """Modules and packages of the core, from the lowest row to the highest. A module imports from lower rows only."""
 LIBRARY = [
     ["token_tasks"],
-    ["statistics", "ensembles", "records", "legacy", "inputs", "trackers", "memory", "convex", "near_duplicates"],
+    [
+        "statistics",
+        "ensembles",
+        "records",
+        "legacy",
+        "inputs",
+        "trackers",
+        "arrays",
+        "memory",
+        "convex",
+        "near_duplicates",
+        "prediction",
+        "computed_states",
+    ],
     ["runs", "hidden_states"],
     ["shared_encoders", "model_card"],
     ["sharing", "onnx_model"],

@@ -176,7 +176,7 @@ def _refit(train: PooledRows, start: LinearMap, solver: str, loss: Loss) -> Line
     """Choose the strength on every fifth row, and fit with it to all rows."""
     order = torch.argsort(train.labels.reshape(len(train.labels), -1)[:, 0], stable=True)  # stratified
     chosen = order[2::5] if len(order) > 4 else order
-    rest = torch.from_numpy(np.setdiff1d(np.arange(len(order)), chosen.numpy())) if len(order) > 4 else order
+    rest = torch.from_numpy(np.setdiff1d(np.arange(len(order)), chosen.cpu().numpy())) if len(order) > 4 else order
     best = _fit_path(train.rows(rest), train.rows(chosen), start, solver, loss, STRENGTHS[solver])
     return _fit_path(train, train.rows(chosen), start, solver, loss, [best.strength])
 

@@ -18,16 +18,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import Dataset
 
+from bertvision.computed_states import ComputedStates
 from bertvision.convex import fit_models
 from bertvision.encoders import Encoder, tokenizer_hash
 from bertvision.errors import BertVisionError, lookup
-from bertvision.files import load_tensors, read_json, save_tensors, write_json
+from bertvision.files import inside, load_tensors, read_json, save_tensors, write_json
 from bertvision.heads import DEFAULT_LEARNING_RATES, HeadConfig, build_head, load_head_weights
 from bertvision.heads.token_pooling import ClsPooling, MaxPooling, MeanPooling
 from bertvision.inputs import ClassLabelEncoder, read_rows
+from bertvision.prediction import predict
+from bertvision.records import check_head_size, read_shape
 from bertvision.states import (
     BatchPlan,
-    ComputedStates,
     InMemoryStates,
     RowTable,
     StateSource,
@@ -41,7 +43,7 @@ from bertvision.states import (
 from bertvision.tasks import Example
 from bertvision.tasks.encoding import encode_texts
 from bertvision.tasks.splitting import count_of, draw, quantile_bins
-from bertvision.training import Callback, FitOptions, TrainingConfig, predict
+from bertvision.training import Callback, FitOptions, TrainingConfig
 from bertvision.types import Batch, HeadShape, StateView
 
 if TYPE_CHECKING:
@@ -340,17 +342,23 @@ class FittedHead:
     @classmethod
     def load(cls, directory: str | Path, head: nn.Module | type[nn.Module] | None = None) -> "FittedHead":
         """Load a head that `save` wrote. A module of your own is needed as `head`, because its code is not saved."""
-        description = read_json(Path(directory) / "head.json", "fitted head")
-        shape = HeadShape(**description["shape"])
-        config = HeadConfig.from_dict(description["head"]) if description["head"] else None
+        path = inside(Path(directory), "head.json")
+        try:
+            description = read_json(path, "fitted head")
+            shape, labels = read_shape(description["shape"], str(path)), description["labels"]
+            config = HeadConfig.from_dict(description["head"]) if description["head"] else None
+        except (KeyError, TypeError, AttributeError) as error:
+            raise BertVisionError(f"{path} is damaged: {error!r}.") from error
         if config is None and head is None:
             raise BertVisionError(
                 f"The head in {directory} is the module {description['module']}, whose code is not saved. Give the "
                 "class or an instance of it: FittedHead.load(directory, head=...)."
             )
+        weights = load_tensors(inside(Path(directory), "head.safetensors"), "fitted head")[0]
+        if config is not None:
+            check_head_size(config, shape, weights, str(directory))
         module = _build_module(config or head, shape)
-        load_head_weights(module, load_tensors(Path(directory) / "head.safetensors", "fitted head")[0])
-        labels = description["labels"]
+        load_head_weights(module, weights)
         encoder = ClassLabelEncoder.from_dict(labels) if labels else None
         return cls(module=module.eval(), shape=shape, config=config, label_encoder=encoder)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TextIO, cast
 
 from bertvision.errors import BertVisionError, suggestion
-from bertvision.files import atomic_write
+from bertvision.files import atomic_write, parse_json
 from bertvision.tasks import Task
 from bertvision.tasks.reading import read_squad
 from bertvision.token_tasks import TokenTask, join_words
@@ -231,9 +231,9 @@ def json_rows(lines: Iterator[tuple[int, str]], columns: TextColumns) -> Iterato
         if not content.strip():
             continue
         try:
-            value = json.loads(content)
-        except json.JSONDecodeError as error:
-            yield InputRow(line=line, values={}, error=f"not valid JSON: {error.msg}")
+            value = parse_json(content)
+        except ValueError as error:
+            yield InputRow(line=line, values={}, error=f"not valid JSON: {getattr(error, 'msg', error)}")
             continue
         if isinstance(value, dict):
             texts = texts or columns.find(list(value))
@@ -269,8 +269,8 @@ def _sniff(lines: Iterator[tuple[int, str]], columns: TextColumns) -> tuple[str,
     if first is None:
         raise BertVisionError("Standard input is empty.")
     try:
-        is_json = isinstance(json.loads(first[1]), dict | list | str)
-    except json.JSONDecodeError:
+        is_json = isinstance(parse_json(first[1]), dict | list | str)
+    except ValueError:
         is_json = False
     lines = chain([first], lines)
     return "jsonl", json_rows(lines, columns) if is_json else text_rows(lines, columns)

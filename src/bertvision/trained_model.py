@@ -1,5 +1,6 @@
 """A trained model: the encoder, heads and task of a finished run, ready to predict."""
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -7,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from bertvision import devices, sharing
 from bertvision.encoders import EncoderInfo, load_encoder_info
@@ -14,13 +16,17 @@ from bertvision.ensembles import combine
 from bertvision.errors import BertVisionError
 from bertvision.inputs import find_text_error, is_column, read_items, warn_truncated
 from bertvision.onnx_model import OnnxEncoder, exported_runs, is_exported
+from bertvision.prediction import evaluation_batches
 from bertvision.progress import bar
 from bertvision.runs import Run, is_finished, open_run
 from bertvision.shared_encoders import AttachedHead, EncoderPool, layers_read
-from bertvision.states import evaluation_batches
 from bertvision.tasks import Example, Task, task_from_dict
 from bertvision.token_tasks import TokenTask, join_words
 from bertvision.types import Features, Predictions
+
+# The threads of OpenMP do not survive a fork, and a child that waits for them hangs.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
 
 GENERIC_NAMES = ("text", "text_pair")
 """Names of texts that every task accepts, so that one item can be sent to models of different tasks."""
@@ -220,11 +226,11 @@ class TrainedModel:
         """Return where the tokenizer is: with a shared or exported run, else with the encoder."""
         first = self.members[0]
         export = self.run.record.export
-        exported = self.run.directory / (export.directory if export else ".")
+        exported = self.run.path(export.directory if export else ".")
         for directory in (self.run.directory, exported, first.encoder_directory):
             if (directory / "tokenizer.json").is_file():
                 return directory
-        return first.record.encoder
+        return first.encoder_name
 
     def _example(self, index: int, item: Any) -> Example:
         """Validate an item. For token classification, an item may be a list of words."""
@@ -297,7 +303,7 @@ def load_all(runs: Sequence[str | Path | Run], encoder: str = "", *, precision: 
     models = []
     for run in _open_runs(runs):
         if run.record.export is not None:
-            directory = (run.directory / run.record.export.directory).resolve()
+            directory = run.path(run.record.export.directory)
             if directory not in onnx_encoders:
                 onnx_encoders[directory] = OnnxEncoder(directory)
             models.append(TrainedModel(run, onnx_encoders[directory]))

@@ -243,6 +243,10 @@ def serve(
         float, typer.Option(help="Seconds to answer requests after SIGTERM, when /readyz fails already.", min=0)
     ] = 0.0,
     max_requests: Annotated[int, typer.Option(help="Requests at once; further requests get 429.", min=1)] = 128,
+    max_connections: Annotated[
+        int, typer.Option(help="Open connections; for another one, the one idle for longest is closed.", min=8)
+    ] = 1024,
+    header_timeout: Annotated[float, typer.Option(help="Seconds for the headers of a request.", min=0.1)] = 10.0,
     max_items: Annotated[int, typer.Option(help="Items in a request.", min=1, max=512)] = 128,
     max_characters: Annotated[int, typer.Option(help="Characters in a text.", min=1)] = 100_000,
     max_body: Annotated[int, typer.Option(help="Bytes in the body of a request.", min=1)] = 2 * 1024 * 1024,
@@ -264,6 +268,8 @@ def serve(
         num_batch_threads=batch_threads,
         max_queue_tokens=max_queue_tokens,
         max_concurrent_requests=max_requests,
+        max_connections=max_connections,
+        header_timeout=header_timeout,
         max_items=max_items,
         max_text_characters=max_characters,
         max_body_bytes=max_body,

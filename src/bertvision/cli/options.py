@@ -47,7 +47,7 @@ FLAGS: dict[str, tuple[str, type, str]] = {
         "Head that is fine-tuned together with BERT's own; bert-head: none (default: depends on the task).",
     ),
     "frozen": ("frozen", int, "Number of lowest layers, embeddings first, that are not fine-tuned (default: 0)."),
-    "seed": ("seed", int, "Seed of fine-tuning and of heads (default: 0)."),
+    "seed": ("seed", int, "Seed of fine-tuning and of heads (default: 0). Results also depend on OMP_NUM_THREADS."),
     "states": ("states", str, "Where hidden states are kept: auto, memory, stream (nowhere) or store (on disk)."),
     "store_dtype": ("store.dtype", str, "Number type of stores: float32, float16, bfloat16, int8 or int4."),
     "store_dir": ("store.directory", str, "Directory of stores (default: beside the encoder)."),

@@ -45,7 +45,8 @@ class TextClassifier(ClassifierMixin, BaseTextEstimator):
         controls: Whether to train the controls that `leaderboard_` shows: BERT's own kind of head, and the head on the
             last layer only.
         settings: Other settings of `bertvision.lab.Experiment`, such as {"finetune.learning_rate": 5e-5}.
-        random_state: The seed of fine-tuning and of the heads.
+        random_state: The seed of fine-tuning and of the heads. Results also depend slightly on the number of threads
+            (OMP_NUM_THREADS), because sums are rounded in another order.
         device: "cpu", "cuda", "cuda:1" or "mps". None: a GPU if there is one.
         precision: The number type of the encoder's matrix products: "auto", "float32", "bfloat16" or "float16".
         cache_dir: Where results are kept, so that the same call of `fit` finds them. None: the cache directory of the

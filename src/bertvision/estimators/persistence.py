@@ -16,7 +16,7 @@ from sklearn.utils.validation import check_is_fitted
 from bertvision import devices, trained_model
 from bertvision.errors import BertVisionError
 from bertvision.estimators.parameters import check_path
-from bertvision.files import read_json, write_json
+from bertvision.files import inside, read_json, write_json
 from bertvision.inputs import ClassLabelEncoder, examples_from_rows, read_texts
 from bertvision.runs import Run
 from bertvision.sharing import strip_paths
@@ -66,7 +66,7 @@ class PersistenceMixin:
         expected = estimator_name(model.task)
         if all(parent.__name__ != expected for parent in cls.__mro__):
             raise BertVisionError(f"{directory} is a model for {expected}. Load it with {expected}.from_pretrained.")
-        values = read_json(path / ESTIMATOR_FILE, "estimator") if (path / ESTIMATOR_FILE).is_file() else {}
+        values = _read_estimator(path)
         estimator = cls()
         known = estimator.get_params(deep=False)  # pyright: ignore[reportAttributeAccessIssue]
         parameters = {name: value for name, value in values.get("parameters", {}).items() if name in known}
@@ -172,6 +172,21 @@ class PersistenceMixin:
             "history": self.history_,
         }
         write_json(directory / ESTIMATOR_FILE, values)
+
+
+def _read_estimator(directory: Path) -> dict[str, Any]:
+    """Read the file of the estimator; without one, return no values."""
+    path = inside(directory, ESTIMATOR_FILE)
+    values = read_json(path, "estimator") if path.is_file() else {}
+    types = {"parameters": dict, "columns": dict, "labels": dict, "history": list, "leaderboard": list}
+    given = {name: values.get(name) for name in types} if isinstance(values, dict) else {"": values}
+    if wrong := [name for name, value in given.items() if not isinstance(value, types.get(name, dict) | None)]:
+        raise BertVisionError(f"{path} is damaged: {wrong[0] or 'its content'} is of the wrong type.")
+    if columns := values.get("columns"):
+        texts, label = columns.get("texts"), columns.get("label")
+        if not isinstance(texts, list) or not all(isinstance(name, str) for name in (*texts, label)):
+            raise BertVisionError(f"{path} is damaged: its columns are not names.")
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def estimator_name(task: Task) -> str:

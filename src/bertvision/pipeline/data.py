@@ -21,10 +21,10 @@ from bertvision.near_duplicates import text_groups
 from bertvision.pipeline.config import PipelineConfig, resolve
 from bertvision.pipeline.experiment import SPLITS, DataConfig, Experiment, TrainingConfig
 from bertvision.pipeline.frozen_cache import FrozenCache
-from bertvision.states import TokenBatches, evaluation_batches
+from bertvision.prediction import evaluation_batches, predict
+from bertvision.states import TokenBatches
 from bertvision.tasks import TASKS, DataRequest, DataSplits, Example, Task, TextTask, UserFiles, draw_nested
 from bertvision.tasks.splitting import draw_whole_groups, split_at
-from bertvision.training import predict
 from bertvision.types import Batches, Features, HeadShape, Predictions
 
 logger: logging.Logger = logging.getLogger(__name__)
