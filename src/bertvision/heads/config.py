@@ -33,7 +33,8 @@ OptionValue = str | int | float | bool
 class HeadConfig:
     """A head and the options that were given for it: HeadConfig("adapter", size=32, token_pooling="max").
 
-    `str(config)` is the canonical specification, which `HeadConfig.parse` reads.
+    Options that were not given have the defaults of `options_of(name)`. `str(config)` is the canonical specification,
+    which `HeadConfig.parse` reads. Configurations are immutable and hashable.
     """
 
     name: str
@@ -54,7 +55,8 @@ class HeadConfig:
     def parse(cls, spec: str, kind: str | None = None) -> "HeadConfig":
         """Read a specification such as "adapter:layers=0,6,12,size=64".
 
-        With the `kind` of a task, "default" is its recommended head. Names of the previous version are accepted.
+        With the `kind` of a task, "default" is the recommended head of that kind, and "default:size=16" a variant of
+        it. Names of the previous version are accepted.
         """
         name, _, rest = spec.partition(":")
         name = legacy.HEADS.get(name.strip(), name.strip())

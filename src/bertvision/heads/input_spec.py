@@ -11,7 +11,8 @@ from torch import nn
 class InputSpec:
     """What a head reads of the hidden states. A module declares it as its attribute `input_spec`.
 
-    `layers` and `encoding` of a registered class are the defaults of the head's options of the same names.
+    A module without one reads all layers and all tokens of cross-encoded texts, in float32. `layers` and `encoding` of
+    a registered class are the defaults of the head's options of the same names.
     """
 
     layers: str = "all"

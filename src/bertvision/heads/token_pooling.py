@@ -54,6 +54,7 @@ class FlattenPooling(nn.Module):
         if not torch.compiler.is_exporting() and x.shape[1] > self.tokens and attention_mask[:, self.tokens :].any():
             raise ValueError(f"a head with token_pooling=flatten was built for {self.tokens} tokens, got {x.shape[1]}")
         x = x * attention_mask.unsqueeze(-1)
+        # Padded, then cut: batches may be longer or shorter, and an exported graph must not depend on it.
         return functional.pad(x, (0, 0, 0, self.tokens))[:, : self.tokens].flatten(start_dim=1)
 
 

@@ -108,7 +108,11 @@ class Cancellation(Callback):
     """Stops training when `cancel` is called, e.g. from another thread.
 
     >>> cancellation = Cancellation()
+    >>> cancellation.should_stop()
+    False
     >>> cancellation.cancel()
+    >>> cancellation.should_stop()
+    True
     """
 
     _requested: threading.Event = field(default_factory=threading.Event, init=False, repr=False)
