@@ -102,7 +102,7 @@ class LinearHead(Head):
 
     def __init__(self, shape: HeadShape, solver: str, **options: Any):
         super().__init__(shape, ConcatLayers(), **options)
-        self.solver = "" if shape.per_token else solver
+        self.solver: str = "" if shape.per_token else solver
         self.register_buffer("center", nn.init.zeros_(self.classifier.weight)[0].detach().clone())
 
     def pool_tokens(self, x: Tensor, attention_mask: Tensor, text_ids: Tensor | None) -> Tensor:
