@@ -90,7 +90,7 @@ def test_fit_is_deterministic_and_ignores_constant_features(solver):
         PooledRows(features=functional.pad(r.features, (0, 2), value=7.0), labels=r.labels) for r in (train, held_out)
     ]
     plain = fit_linear(train, held_out, zero(6), solver, loss)
-    one, other = (fit_linear(*constant, zero(8), solver, loss) for _ in range(2))
+    one, other = (fit_linear(constant[0], constant[1], zero(8), solver, loss) for _ in range(2))
     assert torch.equal(one.weight, other.weight)
     torch.testing.assert_close(one(constant[1].features), plain(held_out.features), atol=2e-3, rtol=1e-3)
 

@@ -100,6 +100,8 @@ class Head(nn.Module):
 class LinearHead(Head):
     """A linear layer on the pooled states of all layers, which for whole texts a solver of `bertvision.convex` fits."""
 
+    center: Tensor
+
     def __init__(self, shape: HeadShape, solver: str, **options: Any):
         super().__init__(shape, ConcatLayers(), **options)
         self.solver: str = "" if shape.per_token else solver
