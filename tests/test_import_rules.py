@@ -28,6 +28,8 @@ LIBRARY = [
         "trackers",
         "arrays",
         "memory",
+        "convex",
+        "near_duplicates",
         "prediction",
         "computed_states",
     ],

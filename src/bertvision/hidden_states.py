@@ -19,6 +19,7 @@ from torch.nn import functional
 from torch.utils.data import Dataset
 
 from bertvision.computed_states import ComputedStates
+from bertvision.convex import fit_models
 from bertvision.encoders import Encoder, tokenizer_hash
 from bertvision.errors import BertVisionError, lookup
 from bertvision.files import inside, load_tensors, read_json, save_tensors, write_json
@@ -42,7 +43,7 @@ from bertvision.states import (
 from bertvision.tasks import Example
 from bertvision.tasks.encoding import encode_texts
 from bertvision.tasks.splitting import count_of, draw, quantile_bins
-from bertvision.training import Callback, FitOptions, TrainingConfig, fit
+from bertvision.training import Callback, FitOptions, TrainingConfig
 from bertvision.types import Batch, HeadShape, StateView
 
 if TYPE_CHECKING:
@@ -412,7 +413,11 @@ def fit_head(
         torch.manual_seed(random_state)
         module = _build_module(config or head, shape)
         batches = _LabelledStates(states, plan, labels)
-        train_state = fit({"head": module}, batches, _loss, {"head": settings}, options)["head"]
+        rows = _LabelledStates(states, BatchPlan(states.row_table.lengths, BATCH_ROWS, chosen=held_out), labels)
+        held_out_states = rows if count else None
+        train_state = fit_models(
+            {"head": module}, batches, _loss, {"head": settings}, options, validation=held_out_states
+        )["head"]
     if train_state.failed:
         raise BertVisionError(f"Training the head failed: {train_state.failed}.")
     return FittedHead(module=module, shape=shape, config=config, label_encoder=encoder)

@@ -61,6 +61,8 @@ class TrainingSummary:
     validation_by_epoch: list[float] | None = None
     training_loss: float | None = None
     learning_rate: float | None = None
+    strength: float | None = None
+    """The strength of regularization that validation chose, for heads that are fitted to their optimum."""
     states_seconds: float | None = None
     """The part of `seconds.head` that is shared by all heads trained on the same hidden states."""
     epoch: int | None = None

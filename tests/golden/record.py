@@ -38,17 +38,22 @@ from bertvision.pipeline import experiment as config  # noqa: E402
 from bertvision.serving.onnx_export import export_onnx  # noqa: E402
 from bertvision.tasks import TASKS  # noqa: E402
 
+RECORDED_TRAINING = ("train.epochs=3", "train.patience=2", "train.batch_size=32")
+
 # Everything that calls the package; where names change, these functions change, and golden.json does not.
 
 
 def run_experiment(root: Path, **settings: Any) -> list[dict[str, Any]]:
-    """Run an experiment in float32; return its rows."""
-    return rows_of(bertvision.run(root=root, precision="float32", **settings))
+    """Run an experiment in float32 with the split and the lengths that were recorded; return its rows."""
+    train = {"epochs": 3.0, "patience": 2, "batch_size": 32} | settings.pop("train", {})
+    return rows_of(bertvision.run(root=root, precision="float32", split="rows", train=train, **settings))
 
 
 def run_file(root: Path, file: Path) -> list[dict[str, Any]]:
     """Run the experiment of a TOML file in float32; return its rows."""
-    return rows_of(bertvision.run(config.load(file, ["precision=float32"]), root=root))
+    return rows_of(
+        bertvision.run(config.load(file, ["precision=float32", "data.split=rows", *RECORDED_TRAINING]), root=root)
+    )
 
 
 def rows_of(result: Any) -> list[dict[str, Any]]:
@@ -81,7 +86,7 @@ def demo_settings() -> dict[str, dict[str, Any]]:
 def write_stores(root: Path, dtype: str, splits: list[str], **settings: Any) -> list[Path]:
     """Store the states of all layers, of the texts of a pair together and apart; return the stores' directories."""
     store = {"dtype": dtype, "shard_megabytes": 1.0}
-    experiment = config.make(precision="float32", store=store, **settings)
+    experiment = config.make(precision="float32", store=store, split="rows", **settings)
     stores = extraction.extract(experiment, root, splits, extraction.ExtractionOptions(encoding="both"))
     return [store.path for store in stores]
 

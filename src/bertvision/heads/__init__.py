@@ -21,7 +21,7 @@ from bertvision.heads.config import (
     resolve_heads,
     split_specs,
 )
-from bertvision.heads.head import BertHead, Head, LayerSelect
+from bertvision.heads.head import BertHead, Head, LayerSelect, LinearHead
 from bertvision.heads.input_spec import InputSpec, input_spec_of
 from bertvision.heads.layer_selection import select_layers
 from bertvision.heads.legacy import load_head_weights, upgrade_state_dict
@@ -41,6 +41,7 @@ __all__ = [
     "HeadConfig",
     "InputSpec",
     "LayerSelect",
+    "LinearHead",
     "build_for_view",
     "build_head",
     "count_parameters",

@@ -131,8 +131,7 @@ class HeadConfig:
     def label(self, kind: str) -> str:
         """Return the name of the head for people: in tables, names of run directories, and served models.
 
-        It is "default" for the recommended head of this kind of task, "default:layers=last" for that head's control,
-        and the canonical specification for others. `parse(label, kind)` returns the configuration.
+        It is "default" for the recommended head, "default:layers=last" for its control. `parse(label, kind)` reads it.
         """
         default = default_head(kind)
         return {default: DEFAULT, default.last_layer_only(): f"{DEFAULT}:layers=last"}.get(self, str(self))

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from bertvision.heads.input_spec import InputSpec, input_spec_of
+from bertvision.heads.layer_pooling import ConcatLayers
 from bertvision.heads.span_classifier import SpanClassifier
 from bertvision.heads.token_pooling import ClsPooling, build_token_pooling
 from bertvision.types import HeadShape, StateView, call_head
@@ -94,6 +95,21 @@ class Head(nn.Module):
         if self.shape.per_token:
             return features
         return self.token_pooling(torch.zeros(1, 1, features), torch.ones(1, 1, dtype=torch.bool)).shape[-1]
+
+
+class LinearHead(Head):
+    """A linear layer on the pooled states of all layers, which for whole texts a solver of `bertvision.convex` fits."""
+
+    center: Tensor
+
+    def __init__(self, shape: HeadShape, solver: str, **options: Any):
+        super().__init__(shape, ConcatLayers(), **options)
+        self.solver: str = "" if shape.per_token else solver
+        self.register_buffer("center", nn.init.zeros_(self.classifier.weight)[0].detach().clone())
+
+    def pool_tokens(self, x: Tensor, attention_mask: Tensor, text_ids: Tensor | None) -> Tensor:
+        """Merge the tokens, and subtract the mean of the features, lest large values cancel."""
+        return super().pool_tokens(x, attention_mask, text_ids) - self.center
 
 
 class BertHead(nn.Module):

@@ -16,10 +16,7 @@ from bertvision.types import call_head
 
 
 class HeadEnsemble(nn.Module):
-    """An ensemble of independently initialised heads trained on the same hidden states.
-
-    Predictions are the mean of their logits.
-    """
+    """An ensemble of independently initialised heads on the same hidden states, whose logits are averaged."""
 
     def __init__(self, heads: Sequence[nn.Module]):
         super().__init__()

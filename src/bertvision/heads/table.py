@@ -8,7 +8,7 @@ from torch import nn
 
 from bertvision.errors import BertVisionError
 from bertvision.heads.adapters import Adapter
-from bertvision.heads.head import BertHead, Head
+from bertvision.heads.head import BertHead, Head, LinearHead
 from bertvision.heads.layer_pooling import ConcatLayers, MeanLayers, ScalarMix
 from bertvision.registries import Registry
 from bertvision.types import HeadShape
@@ -49,6 +49,8 @@ _HEADS: dict[str, HeadEntry] = {
     "adapter-skip": HeadEntry(lambda shape, size=64, norm=False, init_std=1e-3, **options: adapter(shape, size, skip=True, norm=norm, init_std=init_std, **options), "the same, concatenated with the last layer", "adapter 64 shared + skip"),
     "adapter-independent": HeadEntry(lambda shape, size=64, norm=False, init_std=1e-3, **options: adapter(shape, size, shared=False, norm=norm, init_std=init_std, **options), "a separate adapter for each layer", "adapter 64 independent"),
     "adapter-independent-skip": HeadEntry(lambda shape, size=64, **options: adapter(shape, size, shared=False, skip=True, **options), "the same, concatenated with the last layer", "adapter 64 independent + skip"),
+    "ridge": HeadEntry(lambda shape, token_pooling="mean+max", **options: LinearHead(shape, "ridge", token_pooling=token_pooling, **options), "ridge regression on the pooled tokens of all layers, fitted in closed form"),
+    "logistic": HeadEntry(lambda shape, token_pooling="mean", **options: LinearHead(shape, "logistic", token_pooling=token_pooling, **options), "logistic regression on the pooled tokens of all layers, fitted to its optimum"),
 }
 # fmt: on
 
@@ -72,9 +74,8 @@ Builder = TypeVar("Builder", bound=Callable[..., nn.Module])
 def register_head(name: str, summary: str = "") -> Callable[[Builder], Builder]:
     """Register a head under `name`: decorate a module class or a function that takes a `HeadShape` and options.
 
-    Each option needs a default value, whose type is the option's type. The module's `forward(hidden, attention_mask)`
-    takes hidden states (B, L, T, W) and a boolean mask (B, T), and returns logits (B, C), or (B, T, C) where
-    `shape.per_token`. It may also take `text_ids` (B, T), and may have an `input_spec`.
+    Each option needs a default, of the option's type. `forward(hidden, attention_mask)` takes hidden states (B, L, T, W)
+    and a boolean mask (B, T), and returns logits (B, C), or (B, T, C). It may take `text_ids` (B, T), too.
     """
     HEADS.check_name(name)
 

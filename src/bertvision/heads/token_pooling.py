@@ -61,8 +61,7 @@ class FlattenPooling(nn.Module):
 class ComparePooling(nn.Module):
     """Comparison of two texts u and v: |u - v| and u * v of their maxima over tokens, and of their means.
 
-    u and v are normalized to mean square 1 first, so that products have the scale of their factors. Features are zero
-    where there is only one text.
+    u and v are normalized to mean square 1, so that products have their scale. Features of a single text are zero.
     """
 
     def forward(self, x: Tensor, attention_mask: Tensor, text_ids: Tensor | None = None) -> Tensor:
@@ -78,8 +77,7 @@ class ComparePooling(nn.Module):
 class AlignPooling(nn.Module):
     """Soft alignment: each token is compared with an attention-weighted mix of the tokens of the other text.
 
-    The features are the maxima over the tokens of each text of |token - mix|, scaled as in `ComparePooling`. They are
-    zero where there is only one text.
+    The features are the maxima of |token - mix| over each text, scaled as in `ComparePooling`; zero for a single text.
     """
 
     sharpness: float = 24.0

@@ -17,12 +17,14 @@ from bertvision.encoders import Encoder, load_encoder_info
 from bertvision.errors import BertVisionError, lookup
 from bertvision.heads import HeadConfig
 from bertvision.inputs import task_from_files, warn_truncated
+from bertvision.near_duplicates import text_groups
 from bertvision.pipeline.config import PipelineConfig, resolve
-from bertvision.pipeline.experiment import Experiment, TrainingConfig
+from bertvision.pipeline.experiment import SPLITS, DataConfig, Experiment, TrainingConfig
 from bertvision.pipeline.frozen_cache import FrozenCache
 from bertvision.prediction import evaluation_batches, predict
 from bertvision.states import TokenBatches
-from bertvision.tasks import TASKS, DataRequest, DataSplits, Example, Task, UserFiles, draw_nested
+from bertvision.tasks import TASKS, DataRequest, DataSplits, Example, Task, TextTask, UserFiles, draw_nested
+from bertvision.tasks.splitting import draw_whole_groups, split_at
 from bertvision.types import Batches, Features, HeadShape, Predictions
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -202,7 +204,7 @@ def load_data(config: PipelineConfig, splits: DataSplits | None = None) -> Exper
     train_count = max(2, round(settings.train_fraction * len(splits.train))) if settings.train_fraction < 1 else 0
     train = task.sample(splits.train, settings.limit or train_count, settings.split_seed)
     if splits.validation is None:
-        train, validation = task.split_validation(train, settings.validation_fraction, settings.split_seed)
+        train, validation = split_validation(task, train, settings)
     else:
         validation = task.sample(splits.validation, settings.limit, settings.split_seed)
     dev = task.sample(splits.dev, settings.limit_dev, settings.split_seed)
@@ -215,6 +217,17 @@ def load_data(config: PipelineConfig, splits: DataSplits | None = None) -> Exper
     return ExperimentData(
         config=config, source=splits.source, train=train_split, validation=validation_split, dev=dev_split
     )
+
+
+def split_validation(task: Task, examples: list[Example], settings: DataConfig) -> tuple[list[Example], list[Example]]:
+    """Split training examples into (train, validation). Examples that share text stay on one side."""
+    share, seed = settings.validation_fraction, settings.split_seed
+    if lookup(SPLITS, settings.split, "value of data.split") == SPLITS["rows"] or not isinstance(task, TextTask):
+        return task.split_validation(examples, share, seed)
+    groups = text_groups(examples)
+    if not groups.any():  # all rows share their text
+        return task.split_validation(examples, share, seed)
+    return split_at(examples, draw_whole_groups(task.strata(examples), groups, share, seed))
 
 
 def _balance(task: Task, examples: list[Example]) -> list[Example]:

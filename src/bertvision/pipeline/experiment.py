@@ -18,7 +18,12 @@ from bertvision.training.config import SCHEDULES
 T = TypeVar("T")
 
 FRACTION = "{fraction}"
+SPLITS = {"texts": "rows that share text stay on one side", "rows": "row by row"}
 PRECISIONS = ("auto", "float32", "bfloat16", "float16")
+
+
+PUBLISHED_TRAINING = TrainingConfig(epochs=3.0, patience=2, batch_size=32)
+"""How the heads of presets are trained, where a preset has no settings of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +42,9 @@ class DataConfig:
     """The fraction of the training rows to use, drawn at random, if there is no limit."""
     validation_fraction: float = 0.1
     """The fraction of the training rows that is held out as the validation split, if there is no validation file."""
+    split: str = "rows"
+    """How validation is split off: "rows": row by row; estimators keep rows with equal texts together. "texts": rows
+    that share text, such as a sentence and its phrases, stay on one side."""
     split_seed: int = 0
     """The seed of validation and limits. It differs from `seed`, so that all seeds use the same split."""
     max_tokens: int = 0
@@ -146,7 +154,8 @@ def preset(name: str) -> Experiment:
         return Experiment()
     if not isinstance(name, str):
         raise BertVisionError(f"preset is the name of published settings, got {name!r}.")
-    published = Experiment(auxiliary_head="bert-head")  # the paper fine-tunes without an auxiliary head
+    # The paper fine-tunes without an auxiliary head.
+    published = Experiment(auxiliary_head="bert-head", data=DataConfig(split="rows"), train=PUBLISHED_TRAINING)
     return merge(published, lookup(presets(), name, "preset"))
 
 

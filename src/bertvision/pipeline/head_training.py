@@ -1,5 +1,6 @@
 """Train heads and their controls on the hidden states of a fine-tuned encoder."""
 
+import itertools
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 from bertvision import devices, distributed
+from bertvision.convex import ConvexFit, fit_models, is_convex
 from bertvision.encoders import EncoderWithHead
 from bertvision.errors import BertVisionError
 from bertvision.files import file_lock
@@ -33,7 +35,7 @@ from bertvision.pipeline.outputs import ModelOutput
 from bertvision.pipeline.states import held_out_states, states
 from bertvision.records import TrainingSeconds, TrainingSummary
 from bertvision.runs import Run
-from bertvision.training import STOPPED, Checkpointer, FitOptions, TrainState, fit
+from bertvision.training import STOPPED, Checkpointer, FitOptions, TrainingConfig, TrainState
 from bertvision.types import Batches, HeadShape, Predictions, StateView
 
 BERT = "BERT"
@@ -68,14 +70,7 @@ def train_heads(
     configs = list(kinds)
     shape = data.shape(checkpoint.encoder, configs)
     view = required_view(configs, shape)
-    models, trainings = {}, {}
-    rates = sorted({data.config.head_training.learning_rate, *data.experiment.extra_learning_rates})
-    for config in configs:
-        for rate in rates:
-            models[f"{config}@{rate:g}"] = head = new_head(data, config, shape, view)
-            if start is not None:
-                warm_start(head, start, data.task.to_dict())
-            trainings[f"{config}@{rate:g}"] = replace(data.config.head_training, learning_rate=rate)
+    models, trainings = _new_models(data, configs, shape, view, start)
     hidden = _open_training_states(data, checkpoint, view, training_dtype(models.values()))
     resume = cache_keys.head_resume_file(data, checkpoint, configs, start)
     with file_lock(resume, wait=False) if distributed.is_main_process() else nullcontext():
@@ -86,8 +81,16 @@ def train_heads(
             stage="heads",
             callbacks=data.callbacks,
         )
-        train_states = fit(models, hidden.train, data.task.loss, trainings, options, Checkpointer(resume, resume.stem))
-    best = {config: _best_rate(train_states, config, rates) for config in configs}
+        train_states = fit_models(
+            models,
+            hidden.train,
+            data.task.loss,
+            trainings,
+            options,
+            Checkpointer(resume, resume.stem),
+            validation=hidden.validation,
+        )
+    best = {config: _best_rate(train_states, config) for config in configs}
     trained = {config: train_state for config, train_state in best.items() if train_state is not None}
     if not trained:
         raise BertVisionError("Every head diverged. A smaller train.learning_rate may help.")
@@ -140,6 +143,7 @@ def _predict(
 
 def _summary(checkpoint: Checkpoint, train_state: TrainState, states_seconds: float) -> TrainingSummary:
     shared = train_state.shared_seconds + states_seconds
+    is_fitted = isinstance(train_state, ConvexFit)
     return TrainingSummary(
         parameters=sum(p.numel() for p in train_state.model.parameters()),
         seconds=TrainingSeconds(finetune=checkpoint.seconds, head=train_state.seconds + shared),
@@ -148,7 +152,8 @@ def _summary(checkpoint: Checkpoint, train_state: TrainState, states_seconds: fl
         epochs=len(train_state.validation_scores),
         validation_by_epoch=[score[0] for score in train_state.validation_scores],
         training_loss=train_state.losses[train_state.best_epoch - 1],
-        learning_rate=train_state.config.learning_rate,
+        learning_rate=None if is_fitted else train_state.config.learning_rate,
+        strength=train_state.strength if is_fitted else None,
     )
 
 
@@ -228,9 +233,26 @@ def new_head(data: ExperimentData, config: HeadConfig, shape: HeadShape, view: S
     return set_training_precision(data.experiment.precision, build_for_view(config, shape, view))
 
 
-def _best_rate(train_states: Mapping[str, TrainState], config: HeadConfig, rates: Sequence[float]) -> TrainState | None:
+def _new_models(
+    data: ExperimentData, configs: Sequence[HeadConfig], shape: HeadShape, view: StateView, start: Run | None
+) -> tuple[dict[str, nn.Module], dict[str, TrainingConfig]]:
+    """Build every head once for each learning rate; return the heads and their settings by "head@rate"."""
+    models, trainings = {}, {}
+    rates = sorted({data.config.head_training.learning_rate, *data.experiment.extra_learning_rates})
+    for config, rate in itertools.product(configs, rates):
+        head = new_head(data, config, shape, view)
+        if is_convex(head) and rate != rates[0]:
+            continue  # it has no learning rate
+        if start is not None:
+            warm_start(head, start, data.task.to_dict())
+        models[f"{config}@{rate:g}"] = head
+        trainings[f"{config}@{rate:g}"] = replace(data.config.head_training, learning_rate=rate)
+    return models, trainings
+
+
+def _best_rate(train_states: Mapping[str, TrainState], config: HeadConfig) -> TrainState | None:
     """Return the state of the learning rate with the best validation score; None if every rate diverged."""
-    candidates = [train_states[f"{config}@{rate:g}"] for rate in rates]
+    candidates = [train_state for name, train_state in train_states.items() if name.rpartition("@")[0] == str(config)]
     candidates = [train_state for train_state in candidates if train_state.validation_scores and not train_state.failed]
     return max(candidates, key=lambda train_state: train_state.best_score, default=None)
 

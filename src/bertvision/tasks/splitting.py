@@ -31,8 +31,7 @@ def quantile_bins(values: Sequence[float], bins: int = 10) -> np.ndarray:
 def draw(strata: np.ndarray, count: int, seed: int, *, least: int = 0, leave: int = 0) -> np.ndarray:
     """Draw a stratified random sample of `count` positions, in ascending order.
 
-    At least `least` positions of each stratum are drawn and at least `leave` are not, as far as its size and `count`
-    allow.
+    At least `least` positions of each stratum are drawn and at least `leave` are not, as far as possible.
     """
     random = generator(seed)
     _, strata = np.unique(strata, return_inverse=True)

@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 from torch import nn
 
+from bertvision.convex import fit_models
 from bertvision.cpu_optimizations import use_cpu_optimizations
 from bertvision.errors import BertVisionError
 from bertvision.files import file_lock
@@ -220,7 +221,7 @@ class TrialRunner:
                     del scores[name]  # `fit` stops training models without a score
             return scores
 
-        train_states = fit(
+        train_states = fit_models(
             models,
             open_states.train,
             open_states.data.task.loss,
@@ -230,6 +231,7 @@ class TrialRunner:
                 validate=validate,
                 label=f"train {len(models)} trials" if len(models) > 1 else "train a trial",
             ),
+            validation=open_states.validation,
         )
         for name, train_state in train_states.items():
             outcome = outcomes[int(name)]

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+from bertvision.convex import fit_convex, is_convex
 from bertvision.files import file_lock
 from bertvision.heads import required_view, training_dtype
 from bertvision.lab.studies.context import StudyContext, score_row
@@ -46,15 +47,16 @@ def head_epochs(context: StudyContext) -> StudyTable:
 def _runs_by_epoch(context: StudyContext, seed: int, fraction: float) -> list[Run]:
     """Train the main head without early stopping and return one run for each epoch."""
     data, checkpoint = context.data(seed), context.checkpoint(seed, fraction)
-    config, epochs = context.main_head, context.options.epochs
+    config = context.main_head
+    shape = data.shape(checkpoint.encoder, [config])
+    view = required_view([config], shape)
+    model = new_head(data, config, shape, view)
+    epochs = 1 if is_convex(model) else context.options.epochs  # a head that is fitted to its optimum has no epochs
     training = replace(data.config.head_training, epochs=float(epochs), patience=0)
     names, key = cache_keys.epoch_runs(data, checkpoint, config, training)
     directories = [checkpoint.directory / name for name in names]
     if all(map(is_finished, directories)):
         return [Run(directory) for directory in directories]
-    shape = data.shape(checkpoint.encoder, [config])
-    view = required_view([config], shape)
-    model = new_head(data, config, shape, view)
     held_out = {name: held_out_states(data, checkpoint, name, view) for name in data.held_out}
     train = states(data, checkpoint, "train", view, data.shuffled(training), training_dtype([model]))
 
@@ -81,6 +83,12 @@ def _runs_by_epoch(context: StudyContext, seed: int, fraction: float) -> list[Ru
         seed=seed, fractions=unfinished, on_fraction=save_run, label=f"train {config} for {epochs} epochs"
     )
     with file_lock(resume, wait=False):
-        fit({"head": model}, train, data.task.loss, {"head": training}, options, Checkpointer(resume, key))
+        if is_convex(model):
+            fitted = fit_convex(model, train, data.task.loss, training, held_out["validation"])
+            save_run(
+                FractionRecord(fraction=1.0, training_loss=0.0, seconds=fitted.seconds, steps=0, saving_seconds=0.0)
+            )
+        else:
+            fit({"head": model}, train, data.task.loss, {"head": training}, options, Checkpointer(resume, key))
     resume.unlink(missing_ok=True)
     return [Run(directory) for directory in directories]
