@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.special import log_softmax, logsumexp
+from scipy.special import log_expit, log_softmax, logsumexp
 
 from bertvision.errors import BertVisionError, lookup
 from bertvision.types import Predictions
@@ -16,18 +16,23 @@ COMBINATIONS = {
 """Functions of log-probabilities that are stacked along axis 0. The results need not be normalized."""
 
 
-def combine(members: Sequence[Predictions], how: str = "max") -> Predictions:
+def combine(members: Sequence[Predictions], how: str = "max", *, independent: bool = False) -> Predictions:
     """Return the logarithm of the element-wise maximum (mean, product) of the members' probabilities, renormalized.
 
     Probabilities are the softmax over classes. For logits per token, they are the softmax over the tokens of a row,
-    separately for start and end. Regression scores are averaged whatever `how` is.
+    separately for start and end. Regression scores are averaged whatever `how` is. With `independent` outputs, each of
+    which is a decision of its own, probabilities are sigmoids, and logits are returned.
     """
     combination = lookup(COMBINATIONS, how, "way to combine")
     first = members[0]
     for member in members[1:]:
         if member.ids != first.ids or member.logits.shape != first.logits.shape:
             raise BertVisionError("Predictions can be combined only if they are of the same rows and outputs.")
-    if first.logits.shape[1] == 1:  # regression
+    if independent:
+        yes, no = (np.stack([log_expit(sign * member.logits) for member in members]) for sign in (1, -1))
+        # The more confident member decides under "max"; the difference of both logarithms is a logit again.
+        logits = combination(yes) - combination(no)
+    elif first.logits.shape[1] == 1:  # regression
         logits = np.mean([member.logits for member in members], axis=0)
     elif first.offsets is None:
         stacked = np.stack([log_softmax(member.logits, axis=1) for member in members])

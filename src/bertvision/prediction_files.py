@@ -69,6 +69,8 @@ class FilePredictionSummary:
     rows: int
     failed: int
     first_error: str = ""
+    truncated: int = 0
+    """Rows whose text was longer than the model reads."""
 
 
 # Reading
@@ -315,7 +317,7 @@ def _predict_items(
     the forward passes of the other items are not repeated.
     """
     try:
-        answers = model.predict(list(items), nbest=nbest, bert=bert, errors="return")
+        answers = model.answer(list(items), nbest=nbest, bert=bert, errors="return")
     except BertVisionError as error:
         if len(items) == 1:
             return [(None, _row_error(str(error)))]
@@ -335,12 +337,15 @@ def _row_error(message: str) -> str:
 def answer_columns(answer: Mapping[str, Any], *, nbest: bool = False, flat: bool = True) -> dict[str, Any]:
     """Return an answer as columns.
 
-    A class has the columns label and probability, a number the column value, and the answer to a question the columns
-    answer, score and no_answer_probability. With `nbest`, candidates are added, in numbered columns if `flat`. The
-    columns of BERT's own head begin with "bert_".
+    A class has the columns label and probability, several labels the columns labels and probabilities, a number the
+    column value, and the answer to a question the columns answer, score and no_answer_probability. With `nbest`,
+    candidates are added, in numbered columns if `flat`. The columns of BERT's own head begin with "bert_".
     """
     if "label" in answer:
         columns = {"label": answer["label"], "probability": answer["probability"]}
+    elif "labels" in answer:
+        probabilities = [answer["probabilities"][label] for label in answer["labels"]]
+        columns = {"labels": answer["labels"], "probabilities": probabilities}
     elif "answer" in answer:
         columns = {name: answer[name] for name in ("answer", "score")}
         columns["no_answer_probability"] = answer["null_probability"]
@@ -351,6 +356,9 @@ def answer_columns(answer: Mapping[str, Any], *, nbest: bool = False, flat: bool
         columns["nbest"] = candidates
     elif "label" in answer:  # the first candidate is the answer itself
         for rank, candidate in enumerate(candidates[1:], start=2):
+            columns |= {f"label_{rank}": candidate["label"], f"probability_{rank}": candidate["probability"]}
+    elif "labels" in answer:
+        for rank, candidate in enumerate(candidates, start=1):
             columns |= {f"label_{rank}": candidate["label"], f"probability_{rank}": candidate["probability"]}
     else:
         for rank, candidate in enumerate(candidates, start=1):
@@ -368,7 +376,11 @@ def answer_columns(answer: Mapping[str, Any], *, nbest: bool = False, flat: bool
 def expected_columns(task: Task, nbest: int | None = None, bert: bool = False) -> list[str]:
     """Return the names of the columns that `answer_columns` gives the answers of a task."""
     classes = getattr(task, "classes", ())
-    if classes:
+    if task.independent_outputs:
+        columns = ["labels", "probabilities"]
+        ranks = range(1, min(nbest or 0, len(classes)) + 1)
+        columns += [f"{name}_{rank}" for rank in ranks for name in ("label", "probability")]
+    elif classes:
         columns = ["label", "probability"]
         ranks = range(2, min(nbest or 1, len(classes)) + 1)
         columns += [f"{name}_{rank}" for rank in ranks for name in ("label", "probability")]
@@ -524,7 +536,7 @@ def predict_file(
     format = "jsonl" if stream and format == "parquet" else format
     if format not in WRITERS:
         raise BertVisionError(f"Cannot write {output}: its name must end in .{', .'.join(WRITERS)}.")
-    counts = {"rows": 0, "failed": 0}
+    counts = {"rows": 0, "failed": 0, "truncated": 0}
     first_errors: list[str] = []
     flat = format != "jsonl"
     empty = dict.fromkeys(expected_columns(model.task, nbest, bert)) if flat else {}
@@ -534,6 +546,7 @@ def predict_file(
         names = _ColumnNames(name for predicted in first_rows for name in predicted.row.values)
         for predicted in predictions:
             counts["rows"] += 1
+            counts["truncated"] += "truncated" in (predicted.answer or {})
             added = empty | (
                 answer_columns(predicted.answer, nbest=nbest is not None, flat=flat) if predicted.answer else {}
             )
@@ -552,12 +565,17 @@ def predict_file(
         file = _binary(sys.stdout) if stream else stack.enter_context(atomic_write(Path(output)))
         WRITERS[format](file, columns())
     summary = FilePredictionSummary(**counts, first_error=first_errors[0] if first_errors else "")
-    log_failures(source.name, summary)
+    log_summary(source.name, summary, model.max_tokens)
     return summary
 
 
-def log_failures(name: str, summary: FilePredictionSummary) -> None:
-    """Log how many rows could not be predicted."""
+def log_summary(name: str, summary: FilePredictionSummary, max_tokens: int) -> None:
+    """Log how many rows could not be predicted, and how many texts were cut."""
+    if summary.truncated:
+        logger.warning(
+            f"{name}: {summary.truncated:,} of {summary.rows:,} texts are longer than {max_tokens} tokens and cut "
+            "there."
+        )
     if summary.failed:
         logger.warning(
             f"{name}: {summary.failed:,} of {summary.rows:,} rows could not be predicted. The first: "

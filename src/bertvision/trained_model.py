@@ -1,5 +1,6 @@
 """A trained model: the encoder, heads and task of a finished run, ready to predict."""
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +20,8 @@ from bertvision.shared_encoders import AttachedHead, EncoderPool, layers_read
 from bertvision.states import evaluation_batches
 from bertvision.tasks import Example, Task, task_from_dict
 from bertvision.types import Features, Predictions
+
+logger: logging.Logger = logging.getLogger(__name__)
 
 GENERIC_NAMES = ("text", "text_pair")
 """Names of texts that every task accepts, so that one item can be sent to models of different tasks."""
@@ -111,8 +114,17 @@ class TrainedModel:
         """
         if errors not in ("raise", "return"):
             raise BertVisionError(f"errors is 'raise' or 'return', got {errors!r}.")
-        if _is_single(items):
-            return self.predict([items], nbest=nbest, bert=bert, errors=errors)[0]
+        single = _is_single(items)
+        answers = self.answer([items] if single else items, nbest=nbest, bert=bert, errors=errors)
+        if cut := sum("truncated" in answer for answer in answers):
+            logger.warning(
+                f"{cut:,} of {len(answers):,} texts {'is' if cut == 1 else 'are'} longer than {self.max_tokens} tokens "
+                "and cut there."
+            )
+        return answers[0] if single else answers
+
+    def answer(self, items: Any, *, nbest: int | None, bert: bool, errors: str) -> list[dict[str, Any]]:
+        """Return the answers to several items, as `predict` does, without a notice about texts that are cut."""
         answers: list[dict[str, Any]] = []
         texts: dict[int, tuple[str, ...]] = {}
         for index, item in enumerate(read_items(items, self.task.text_names)):
@@ -179,7 +191,11 @@ class TrainedModel:
     def combine_members(self, predictions: Mapping[AttachedHead, Predictions]) -> Predictions:
         """Return the predictions of the model: those of its head, or of its members combined."""
         members = [predictions[head] for head in self.attached_heads]
-        return members[0] if len(members) == 1 else combine(members, self.run.record.how)
+        return (
+            members[0]
+            if len(members) == 1
+            else combine(members, self.run.record.how, independent=self.task.independent_outputs)
+        )
 
     def format_answers(
         self,
@@ -189,7 +205,10 @@ class TrainedModel:
         nbest: int | None = None,
         bert: bool = False,
     ) -> list[dict[str, Any]]:
-        """Convert the logits of the heads to one answer per item, in the order of the items."""
+        """Convert the logits of the heads to one answer per item, in the order of the items.
+
+        The answer to a text that was cut has the key "truncated".
+        """
         answers = self.task.format_answers(self.combine_members(predictions), features, self.settings)
         if bert:
             bert_answers = self.task.format_answers(predictions[self.bert_head], features, self.bert_settings)
@@ -199,6 +218,9 @@ class TrainedModel:
             for candidates in (answer, answer.get("bert", {})):
                 if nbest is not None:
                     _limit_candidates(candidates, nbest)
+        if features.truncated is not None:
+            for row in np.flatnonzero(features.truncated):
+                answers[features.example_ids[row]]["truncated"] = True
         return [answers[str(index)] for index in range(len(answers))]
 
     def logits(self, features: Features) -> Predictions:

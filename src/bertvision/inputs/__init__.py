@@ -1,7 +1,11 @@
 """Input data: texts, labels, groups and weights from lists, arrays, data frames, data sets and files."""
 
 from bertvision.inputs.custom_tasks import task_from_files
+from bertvision.inputs.label_lists import SeparatedLabels, refuse_joined_labels
 from bertvision.inputs.labels import ClassLabelEncoder
+from bertvision.inputs.metrics import with_primary_metric
+from bertvision.inputs.multi_label import LabelSet, MultiLabelTask
+from bertvision.inputs.notices import warn_truncated
 from bertvision.inputs.rows import (
     Rows,
     examples_from_rows,
@@ -15,13 +19,19 @@ from bertvision.inputs.tables import is_column
 
 __all__ = [
     "ClassLabelEncoder",
+    "LabelSet",
+    "MultiLabelTask",
     "Rows",
+    "SeparatedLabels",
     "examples_from_rows",
     "find_text_error",
     "is_column",
     "read_items",
     "read_rows",
     "read_texts",
+    "refuse_joined_labels",
     "task_from_files",
     "task_from_rows",
+    "warn_truncated",
+    "with_primary_metric",
 ]

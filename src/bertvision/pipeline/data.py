@@ -15,7 +15,7 @@ from bertvision.cpu_optimizations import use_cpu_optimizations
 from bertvision.encoders import Encoder, load_encoder_info
 from bertvision.errors import BertVisionError, lookup
 from bertvision.heads import HeadConfig
-from bertvision.inputs import task_from_files
+from bertvision.inputs import task_from_files, warn_truncated
 from bertvision.pipeline.config import PipelineConfig, resolve
 from bertvision.pipeline.experiment import Experiment, TrainingConfig
 from bertvision.pipeline.frozen_cache import FrozenCache
@@ -177,6 +177,7 @@ def find_task(experiment: Experiment) -> Task:
             text=data.text,
             text_pair=data.text_pair,
             label=data.label,
+            label_separator=data.label_separator,
             kind=data.kind,
             name=experiment.task,
             reserved=TASKS,
@@ -206,13 +207,25 @@ def load_data(config: PipelineConfig, splits: DataSplits | None = None) -> Exper
         validation = task.sample(splits.validation, settings.limit, settings.split_seed)
     dev = task.sample(splits.dev, settings.limit_dev, settings.split_seed)
     validation_split = _tokenize(config, validation)
-    return ExperimentData(
+    loaded = ExperimentData(
         config=config,
         source=splits.source,
         train=_tokenize(config, train),
         validation=validation_split,
         dev=_tokenize(config, dev) if dev else validation_split,
     )
+    _warn_truncated(loaded)
+    return loaded
+
+
+def _warn_truncated(data: ExperimentData) -> None:
+    """Log how many texts are cut."""
+    features = {"training": data.train.features} | {name: split.features for name, split in data.held_out.items()}
+    if data.dev is data.validation:
+        del features["dev"]
+    most = data.config.encoder.max_tokens
+    advice = f"`max_tokens` may be up to {most} for this encoder." if data.max_tokens < most else ""
+    warn_truncated(features, data.max_tokens, advice)
 
 
 def _tokenize(config: PipelineConfig, examples: list[Example]) -> Split:

@@ -44,7 +44,10 @@ def ensemble(data: ExperimentData, directory: Path, members: Sequence[Run], meth
     if is_finished(directory):
         return Run(directory)
     predictions = {
-        split: combine([member.predictions(split) for member in members], method) for split in ("validation", "dev")
+        split: combine(
+            [member.predictions(split) for member in members], method, independent=data.task.independent_outputs
+        )
+        for split in ("validation", "dev")
     }
     summary = TrainingSummary(
         parameters=sum(member.metrics.parameters for member in members),

@@ -47,8 +47,11 @@ class DataConfig:
     text: str = "text"
     text_pair: str = ""
     label: str = "label"
+    """The column of the labels; or several columns of 0 and 1: "toxic,insult"."""
+    label_separator: str = ""
+    """The text between several labels of a row, e.g. ","."""
     kind: str = "auto"
-    """"classification", "regression" or "auto"."""
+    """"classification", "multi-label", "regression" or "auto"."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +97,8 @@ class Experiment:
     """Where hidden states come from: computed once and held in "memory", or in a "store" on disk, or computed in every
     epoch ("stream"). "auto": in memory if they are few, else whichever of the others is faster in a short trial."""
     store: StoreConfig = StoreConfig()
+    metric: str = ""
+    """The metric by which epochs and heads are chosen, e.g. "macro_f1". Empty: the primary metric of the task."""
     seed: int = 0
     precision: str = "auto"
     """The number type of the encoder's matrix products. "auto": bfloat16 if the machine supports it, else float32."""

@@ -1,5 +1,6 @@
 """Routes of the Open Inference Protocol (KServe v2): health, metadata and inference."""
 
+import json
 from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, Request, Response
@@ -67,7 +68,12 @@ class Metadata(BaseModel):
 
 
 DATATYPES = {str: "BYTES", float: "FP64", int: "INT64"}
-MAIN_OUTPUTS = {"span": ("answer", "BYTES"), "class": ("label", "BYTES"), "score": ("score", "FP64")}
+MAIN_OUTPUTS = {
+    "span": ("answer", "BYTES"),
+    "class": ("label", "BYTES"),
+    "labels": ("labels", "BYTES"),
+    "score": ("score", "FP64"),
+}
 
 
 def items_from_tensors(request: Infer, model: TrainedModel) -> list[Any]:
@@ -84,9 +90,15 @@ def items_from_tensors(request: Infer, model: TrainedModel) -> list[Any]:
 
 
 def tensors_from_answers(answers: list[dict[str, Any]]) -> list[Output]:
-    """Convert answers to output tensors. Probabilities get one tensor per class; nested values are left out."""
+    """Convert answers to output tensors. Probabilities get one tensor per class; several labels are a list as JSON.
+
+    Other nested values are left out.
+    """
     rows = []
     for answer in answers:
+        if "labels" in answer:
+            answer = answer | {"labels": json.dumps(answer["labels"], ensure_ascii=False)}
+        answer.pop("truncated", None)  # not every answer has this key
         scalars = {key: value for key, value in answer.items() if isinstance(value, str | int | float)}
         rows.append(scalars | {f"probability_{key}": value for key, value in answer.get("probabilities", {}).items()})
     return [

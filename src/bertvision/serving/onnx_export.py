@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from bertvision.errors import BertVisionError
 from bertvision.files import atomic_directory, file_hash, write_json
+from bertvision.inputs import LabelSet
 from bertvision.onnx_model import FORMAT, GRAPH, MANIFEST, is_exported, onnxruntime, quantize
 from bertvision.records import ExportRecord
 from bertvision.runs import Run, slug
@@ -176,9 +177,11 @@ def compare(name: str, original: TrainedModel, exported: TrainedModel, examples:
 
 
 def _equal(first: Any, second: Any) -> bool:
-    """Compare answers: spans by position, classes exactly, regression scores up to rounding."""
+    """Compare answers: spans by position, classes and sets of labels exactly, regression scores up to rounding."""
     if isinstance(first, Answer) and isinstance(second, Answer):
         return (first.start, first.end) == (second.start, second.end)
+    if isinstance(first, LabelSet):
+        return first == second
     return abs(first - second) < 1e-3
 
 

@@ -59,9 +59,10 @@ class ClassCandidateSchema(BaseModel):
 
 
 class AnswerSchema(BaseModel):
-    """A class, a score or a span of the context. Fields that do not apply to a task are left out."""
+    """A class, several labels, a score or a span of the context. Fields that do not apply to a task are left out."""
 
     label: str | None = None
+    labels: list[str] | None = Field(default=None, description="Several labels, or none: the most probable first.")
     probability: float | None = None
     probabilities: dict[str, float] | None = None
     score: float | None = None
@@ -75,6 +76,7 @@ class AnswerSchema(BaseModel):
         default=None, description="The most probable classes, or candidate answers, best first."
     )
     bert: dict[str, Any] | None = Field(default=None, description="Answer of the encoder's own head.")
+    truncated: bool | None = Field(default=None, description="True if the text was longer than `max_tokens` and cut.")
 
 
 class SecondsSchema(BaseModel):
@@ -122,7 +124,7 @@ class Model(BaseModel):
     kind: str
     head: str
     inputs: list[str]
-    answers: str = Field(description="Type of the answers: class, score or span.")
+    answers: str = Field(description="Type of the answers: class, labels, score or span.")
     classes: list[str]
     encoder: str
     weights: str = Field(description="Hash of the encoder's weights. Models with equal hashes share a forward pass.")

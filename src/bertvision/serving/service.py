@@ -17,6 +17,7 @@ from bertvision.serving.batching import Batcher, QueuedRow, RequestTooLarge
 from bertvision.serving.examples import examples_for
 from bertvision.serving.settings import ServerSettings
 from bertvision.shared_encoders import AttachedHead
+from bertvision.tasks import Task
 from bertvision.trained_model import Item, TrainedModel
 from bertvision.types import Features
 
@@ -222,6 +223,12 @@ def _encoder_name(run: Any) -> str:
     return entry.hub if entry and entry.hub else run.record.encoder.rstrip("/").rsplit("/", 1)[-1]
 
 
+def _answer_type(task: Task) -> str:
+    if task.independent_outputs:
+        return "labels"
+    return "span" if task.per_token else "class" if getattr(task, "classes", ()) else "score"
+
+
 def _describe(name: str, model: TrainedModel) -> dict[str, Any]:
     """Return a model's entry in /v1/models."""
     task, run = model.task, model.run
@@ -233,7 +240,7 @@ def _describe(name: str, model: TrainedModel) -> dict[str, Any]:
         "kind": run.kind,
         "head": run.name,
         "inputs": list(task.text_names),
-        "answers": "span" if task.per_token else "class" if classes else "score",
+        "answers": _answer_type(model.task),
         "classes": classes,
         "encoder": _encoder_name(model.members[0]),
         "weights": model.members[0].record.encoder_hash,

@@ -14,7 +14,7 @@ from scipy.special import softmax
 from torch import Tensor
 
 from bertvision.tasks.base import DataSource, Example, Task, check_answers, rows_in_order, weighted_mean
-from bertvision.tasks.calibration import fit_temperature
+from bertvision.tasks.calibration import calibration_error, fit_temperature
 from bertvision.tasks.encoding import encode_texts
 from bertvision.tasks.kinds import register_task_kind
 from bertvision.tasks.metrics import METRICS
@@ -57,8 +57,6 @@ class TextTask(Task):
     learning_rate: float = 2e-5
     batch_size: int = 32
     data_source: DataSource | None = None
-    calibrated: bool = False
-    """Whether probabilities are calibrated by a temperature, which is fitted on validation examples."""
     keep_groups: bool = False
     """Whether examples of a group, and examples with the same texts, stay together when validation is split off."""
     label_mean: float = 0.0
@@ -183,10 +181,26 @@ class TextTask(Task):
         self, predictions: Predictions, features: Features, examples: Sequence[Example]
     ) -> dict[str, float]:
         """Fit the temperature of the probabilities."""
-        if not self.calibrated or not self.classes:
+        if not self.classes:
             return {}
         logits = predictions.logits[rows_in_order(predictions, features)]
         return {"temperature": fit_temperature(logits, features.labels)}
+
+    def calibration(
+        self,
+        predictions: Predictions,
+        features: Features,
+        settings: Mapping[str, float],
+        examples: Sequence[Example],
+    ) -> dict[str, float]:
+        """Return the calibration error of the predicted class in percent, with the temperature and without it."""
+        if not self.classes or "temperature" not in settings:
+            return {}
+        logits = predictions.logits[rows_in_order(predictions, features)].astype(np.float64)
+        correct = logits.argmax(axis=1) == features.labels
+        calibrated, raw = (softmax(logits / t, axis=1).max(axis=1) for t in (settings["temperature"], 1.0))
+        names = ("calibration_error", "calibration_error_uncalibrated")
+        return dict(zip(names, (calibration_error(p, correct) for p in (calibrated, raw)), strict=True))
 
     def format_answers(
         self, predictions: Predictions, features: Features, settings: Mapping[str, float]
