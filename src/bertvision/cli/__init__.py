@@ -9,9 +9,10 @@ import typer
 
 import bertvision
 from bertvision.cli import inference, listings, runs, search, stores, studies, training
+from bertvision.cli.logs import log_to_stderr
 from bertvision.cpu_optimizations import read_switch, set_environment
 from bertvision.errors import BertVisionError
-from bertvision.progress import is_main_rank, log_to_stderr
+from bertvision.progress import is_main_rank
 
 EXTRAS = {
     "lab": ("altair", "jinja2", "optuna", "tomli_w", "vl_convert"),

@@ -43,6 +43,16 @@ _ENCODERS = {
         fresh_pooler=True,
         note="trained contrastively on sentence pairs (NLI, question and answer), so not a pure MLM checkpoint",
     ),
+    "mpnet": EncoderEntry(
+        hub="sentence-transformers/all-mpnet-base-v2",
+        package="all-mpnet-base-v2",
+        folder="all-mpnet-base-v2",
+        layers=12,
+        width=768,
+        parameters=108_895_872,
+        fresh_pooler=True,
+        note="trained contrastively on sentence pairs (NLI, question and answer), so not a pure MLM checkpoint",
+    ),
     "bert-base": EncoderEntry(hub="google-bert/bert-base-uncased", layers=12, width=768, parameters=108_891_648),
     "bert-large": EncoderEntry(hub="google-bert/bert-large-uncased", layers=24, width=1024, parameters=334_092_288),
     "roberta-base": EncoderEntry(hub="FacebookAI/roberta-base", layers=12, width=768, parameters=124_055_040),
@@ -52,7 +62,7 @@ _ENCODERS = {
     "electra-base": EncoderEntry(hub="google/electra-base-discriminator", layers=12, width=768, parameters=108_891_648),
     "albert-base": EncoderEntry(hub="albert/albert-base-v2", layers=12, width=768, parameters=11_092_992),
     "deberta-v3-base": EncoderEntry(hub="microsoft/deberta-v3-base", layers=12, width=768, parameters=183_831_552),
-    "mpnet-base": EncoderEntry(hub="microsoft/mpnet-base", layers=12, width=768, parameters=108_893_184),
+    "mpnet-base": EncoderEntry(hub="microsoft/mpnet-base", layers=12, width=768, parameters=108_895_872),
     "modernbert-base": EncoderEntry(hub="answerdotai/ModernBERT-base", layers=22, width=768, parameters=149_014_272),
 }
 

@@ -9,7 +9,6 @@ from torch import nn
 from bertvision.errors import BertVisionError
 from bertvision.heads.adapters import Adapter
 from bertvision.heads.head import BertHead, Head
-from bertvision.heads.layer_attention import LayerAttention
 from bertvision.heads.layer_pooling import ConcatLayers, MeanLayers, ScalarMix
 from bertvision.registries import Registry
 from bertvision.types import HeadShape
@@ -39,8 +38,6 @@ _HEADS: dict[str, HeadEntry] = {
     "bert-head": HeadEntry(lambda shape, dropout=0.1: BertHead(shape, dropout=dropout), "BERT's own kind of head on the last layer", "BERT"),
     "mean": HeadEntry(lambda shape, **options: Head(shape, MeanLayers(), **options), "average of the layers", "average pooling"),
     "learned": HeadEntry(lambda shape, **options: Head(shape, ScalarMix(shape.num_channels), **options), "learned weights for the layers", "learned pooling; Tenney small"),
-    "attention": HeadEntry(lambda shape, **options: Head(shape, LayerAttention(shape.num_channels, shape.hidden_size), **options), "attention over the layers, separately for each token"),
-    "attention-skip": HeadEntry(lambda shape, **options: Head(shape, LayerAttention(shape.num_channels, shape.hidden_size), skip=True, **options), "the same, concatenated with the last layer"),
     "adapter": HeadEntry(lambda shape, size=64, norm=False, init_std=1e-3, **options: adapter(shape, size, norm=norm, init_std=init_std, **options), "an adapter shared by all layers", "adapter 64 shared"),
     "adapter-skip": HeadEntry(lambda shape, size=64, norm=False, init_std=1e-3, **options: adapter(shape, size, skip=True, norm=norm, init_std=init_std, **options), "the same, concatenated with the last layer", "adapter 64 shared + skip"),
     "adapter-independent": HeadEntry(lambda shape, size=64, norm=False, init_std=1e-3, **options: adapter(shape, size, shared=False, norm=norm, init_std=init_std, **options), "a separate adapter for each layer", "adapter 64 independent"),
