@@ -1,6 +1,7 @@
 """Scores of a model on a labelled file: the official metrics, a report for each class, and a confusion matrix."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import numpy as np
 from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
 from bertvision.errors import BertVisionError
-from bertvision.inputs import MultiLabelTask
+from bertvision.inputs import MultiLabelTask, calibration_errors, read_examples
 from bertvision.tasks import Example, Task, TextTask
 from bertvision.trained_model import TrainedModel
 
@@ -70,22 +71,21 @@ def evaluate_file(
     features = model.encode_examples(examples)
     predictions = model.logits(features)
     outcomes = task.outcomes(task.decode(predictions, features, model.settings), examples)
-    calibration = task.calibration(predictions, features, model.settings, examples)
+    calibration = calibration_errors(task, predictions, features, model.settings, examples)
     return evaluation(task, outcomes, calibration)
 
 
 def _read(task: Task, path: Path) -> list[Example]:
     """Read a labelled file. Where the official files of a task number its classes, names are accepted as well."""
+    if not isinstance(task, TextTask):
+        return task.read(path)
     try:
         return task.read(path)
     except BertVisionError:
-        if not isinstance(task, TextTask) or not task.numbered:
-            raise
-        try:
-            return replace(task, numbered=False).read(path)
-        except BertVisionError:
-            pass
-        raise
+        if task.numbered:
+            with suppress(BertVisionError):
+                return replace(task, numbered=False).read(path)
+    return read_examples(task, path)
 
 
 def evaluation(task: Task, outcomes: np.ndarray, calibration: Mapping[str, float] | None = None) -> Evaluation:

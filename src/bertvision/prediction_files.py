@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, TextIO, cast
 from bertvision.errors import BertVisionError, suggestion
 from bertvision.files import atomic_write
 from bertvision.tasks import Task
-from bertvision.tasks.reading import read_squad
+from bertvision.tasks.reading import csv_delimiter, read_squad
 from bertvision.trained_model import GENERIC_NAMES, Item, TrainedModel
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -179,8 +179,9 @@ def numbered_lines(file: Iterable[str], source: str) -> Iterator[tuple[int, str]
 
 
 def csv_rows(lines: Iterator[tuple[int, str]], columns: TextColumns) -> Iterator[InputRow]:
-    """Parse comma-separated values. A row with too few or too many fields gets an error."""
-    reader = csv.reader((text for _, text in lines), strict=True)
+    """Parse values separated by commas, semicolons or tabs. A row with too few or too many fields gets an error."""
+    first = next(lines, (0, ""))
+    reader = csv.reader((text for _, text in chain([first], lines)), strict=True, delimiter=csv_delimiter(first[1]))
     yield from _separated_rows(_parsed(reader, columns.source), columns)
 
 

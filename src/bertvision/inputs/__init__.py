@@ -1,11 +1,13 @@
 """Input data: texts, labels, groups and weights from lists, arrays, data frames, data sets and files."""
 
+from bertvision.inputs.bad_rows import read_examples
+from bertvision.inputs.calibration import calibration_errors
 from bertvision.inputs.custom_tasks import task_from_files
 from bertvision.inputs.label_lists import SeparatedLabels, refuse_joined_labels
 from bertvision.inputs.labels import ClassLabelEncoder
 from bertvision.inputs.metrics import with_primary_metric
 from bertvision.inputs.multi_label import LabelSet, MultiLabelTask
-from bertvision.inputs.notices import warn_truncated
+from bertvision.inputs.notices import balance_classes, warn_data, warn_one_answer, warn_truncated
 from bertvision.inputs.rows import (
     Rows,
     examples_from_rows,
@@ -23,15 +25,20 @@ __all__ = [
     "MultiLabelTask",
     "Rows",
     "SeparatedLabels",
+    "balance_classes",
+    "calibration_errors",
     "examples_from_rows",
     "find_text_error",
     "is_column",
+    "read_examples",
     "read_items",
     "read_rows",
     "read_texts",
     "refuse_joined_labels",
     "task_from_files",
     "task_from_rows",
+    "warn_data",
+    "warn_one_answer",
     "warn_truncated",
     "with_primary_metric",
 ]

@@ -2,11 +2,12 @@
 
 import logging
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from bertvision.errors import BertVisionError
+from bertvision.inputs.bad_rows import check_examples, drop_missing
 from bertvision.inputs.label_lists import label_frequencies, read_label_lists, refuse_joined_labels
 from bertvision.inputs.labels import check_labels
 from bertvision.inputs.multi_label import METRICS, MultiLabelTask, parse_labels
@@ -59,12 +60,24 @@ def task_from_files(
     columns = (text, text_pair) if text_pair else (text,)
     table = read_table(path)
     list(table.pick(columns))  # a missing text column is the likelier mistake, so it is reported first
-    if kind != "regression" and (fields := _several_labels(table, label, label_separator, kind)) is not None:
-        return MultiLabelTask(name=name, texts=columns, data_source=files, **fields)
+    label_columns = () if label in table.columns else tuple(part.strip() for part in label.split(","))
+    may_be_empty = kind == "multi-label" or label_separator or len(label_columns) > 1
+    table = drop_missing(table, columns, () if may_be_empty else (label,), skip=files.skip_bad)
+    task = _infer_task(table, kind, label, label_separator, {"name": name, "texts": columns, "data_source": files})
+    check_examples(task, table, skip=files.skip_bad)
+    for other in (files.dev, files.validation):
+        if other:
+            check_examples(task, task.read_rows(Path(other)), skip=files.skip_bad)
+    return task
+
+
+def _infer_task(table: Table, kind: str, label: str, separator: str, fields: Mapping[str, Any]) -> TextTask:
+    """Return the task that the labels of the training rows suggest. `fields` do not depend on the labels."""
+    if kind != "regression" and (found := _several_labels(table, label, separator, kind)) is not None:
+        return MultiLabelTask(**fields, **found)
     labels = [value for _, (value,) in table.pick([label])]
     check_labels(labels, lambda row, why: table.refuse(table.lines[row], why), f"column {label!r}")
-    outputs = infer_outputs(labels, kind, source=str(path))
-    return TextTask(name=name, texts=columns, label=label, data_source=files, **outputs)
+    return TextTask(**fields, label=label, **infer_outputs(labels, kind, source=table.source))
 
 
 def infer_outputs(

@@ -15,7 +15,7 @@ from bertvision.cpu_optimizations import use_cpu_optimizations
 from bertvision.encoders import Encoder, load_encoder_info
 from bertvision.errors import BertVisionError, lookup
 from bertvision.heads import HeadConfig
-from bertvision.inputs import task_from_files, warn_truncated
+from bertvision.inputs import balance_classes, task_from_files, warn_data, warn_truncated
 from bertvision.pipeline.config import PipelineConfig, resolve
 from bertvision.pipeline.experiment import Experiment, TrainingConfig
 from bertvision.pipeline.frozen_cache import FrozenCache
@@ -173,7 +173,9 @@ def find_task(experiment: Experiment) -> Task:
     data = experiment.data
     if data.train_file:
         return task_from_files(
-            UserFiles(train=data.train_file, dev=data.dev_file, validation=data.validation_file),
+            UserFiles(
+                train=data.train_file, dev=data.dev_file, validation=data.validation_file, skip_bad=data.skip_bad
+            ),
             text=data.text,
             text_pair=data.text_pair,
             label=data.label,
@@ -205,6 +207,8 @@ def load_data(config: PipelineConfig, splits: DataSplits | None = None) -> Exper
         train, validation = task.split_validation(train, settings.validation_fraction, settings.split_seed)
     else:
         validation = task.sample(splits.validation, settings.limit, settings.split_seed)
+    if settings.class_weight:
+        train = balance_classes(task, train, settings.class_weight)
     dev = task.sample(splits.dev, settings.limit_dev, settings.split_seed)
     validation_split = _tokenize(config, validation)
     loaded = ExperimentData(
@@ -215,6 +219,7 @@ def load_data(config: PipelineConfig, splits: DataSplits | None = None) -> Exper
         dev=_tokenize(config, dev) if dev else validation_split,
     )
     _warn_truncated(loaded)
+    warn_data(task, loaded.train.examples, loaded.validation.examples, loaded.dev.examples if dev else [])
     return loaded
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from bertvision.ensembles import combine
+from bertvision.inputs import calibration_errors
 from bertvision.pipeline import cache_keys
 from bertvision.pipeline.data import ExperimentData, Split
 from bertvision.pipeline.finetuning import Checkpoint
@@ -73,7 +74,7 @@ def rescore(data: ExperimentData, run: Run) -> dict[str, float]:
     task, dev, settings = data.task, data.dev, run.metrics.decoding
     predictions = run.predictions()
     scores = task.score(task.decode(predictions, dev.features, settings), dev.examples)
-    return scores | task.calibration(predictions, dev.features, settings, dev.examples)
+    return scores | calibration_errors(task, predictions, dev.features, settings, dev.examples)
 
 
 def validation_scores(
@@ -112,7 +113,7 @@ def _measure(
         validation_scores=scores["validation"],
         validation_score=validation_score(data, data.validation, predictions["validation"]),
         decoding=settings,
-        calibration=task.calibration(predictions["dev"], data.dev.features, settings, data.dev.examples),
+        calibration=calibration_errors(task, predictions["dev"], data.dev.features, settings, data.dev.examples),
         **vars(summary),
     )
     return metrics, outcomes

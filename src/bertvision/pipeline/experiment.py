@@ -52,6 +52,10 @@ class DataConfig:
     """The text between several labels of a row, e.g. ","."""
     kind: str = "auto"
     """"classification", "multi-label", "regression" or "auto"."""
+    skip_bad: bool = False
+    """Whether rows without text or label are skipped. They are an error otherwise."""
+    class_weight: str = ""
+    """"balanced": training examples are weighted inversely to the frequency of their class."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,8 +13,9 @@ import torch
 from scipy.special import softmax
 from torch import Tensor
 
+from bertvision.errors import BertVisionError
 from bertvision.tasks.base import DataSource, Example, Task, check_answers, rows_in_order, weighted_mean
-from bertvision.tasks.calibration import calibration_error, fit_temperature
+from bertvision.tasks.calibration import fit_temperature
 from bertvision.tasks.encoding import encode_texts
 from bertvision.tasks.kinds import register_task_kind
 from bertvision.tasks.metrics import METRICS
@@ -102,16 +103,24 @@ class TextTask(Task):
             index[self.unlabelled] = -1
         ids = row_ids(table) if own_ids else line_ids(table)
         examples: list[Example] = []
+        skip_bad = own_ids and getattr(self.data_source, "skip_bad", False)
         for id, (line, (*texts, label)) in zip(ids, table.pick((*self.texts, self.label)), strict=True):
-            value = self._parse_label(label, index, table, line)
-            if value == -1 and self.classes:
-                continue
-            for column, text in zip(self.texts, texts, strict=True):
-                if not isinstance(text, str) or not (text.strip() or allow_empty):
-                    table.refuse(line, f"column {column!r} holds {text!r} where a text was expected.")
+            try:
+                value = self._parse_label(label, index, table, line)
+                if value == -1 and self.classes:
+                    continue
+                for column, text in zip(self.texts, texts, strict=True):
+                    if not isinstance(text, str) or not (text.strip() or allow_empty):
+                        table.refuse(line, f"column {column!r} holds {text!r} where a text was expected.")
+            except BertVisionError:
+                if skip_bad:
+                    continue
+                raise
             examples.append(Example(id=id, texts=tuple(texts), label=value, group=group))
         if skipped := len(table.rows) - len(examples):
-            logger.info(f"{table.source}: {skipped:,} of {len(table.rows):,} rows have no gold label and are skipped.")
+            logger.info(
+                f"{table.source}: {skipped:,} of {len(table.rows):,} rows have no usable label or text and are skipped."
+            )
         return examples
 
     def _parse_label(self, label: Any, index: Mapping[str, int], table: Table, line: int) -> int | float:
@@ -185,22 +194,6 @@ class TextTask(Task):
             return {}
         logits = predictions.logits[rows_in_order(predictions, features)]
         return {"temperature": fit_temperature(logits, features.labels)}
-
-    def calibration(
-        self,
-        predictions: Predictions,
-        features: Features,
-        settings: Mapping[str, float],
-        examples: Sequence[Example],
-    ) -> dict[str, float]:
-        """Return the calibration error of the predicted class in percent, with the temperature and without it."""
-        if not self.classes or "temperature" not in settings:
-            return {}
-        logits = predictions.logits[rows_in_order(predictions, features)].astype(np.float64)
-        correct = logits.argmax(axis=1) == features.labels
-        calibrated, raw = (softmax(logits / t, axis=1).max(axis=1) for t in (settings["temperature"], 1.0))
-        names = ("calibration_error", "calibration_error_uncalibrated")
-        return dict(zip(names, (calibration_error(p, correct) for p in (calibrated, raw)), strict=True))
 
     def format_answers(
         self, predictions: Predictions, features: Features, settings: Mapping[str, float]
