@@ -1,35 +1,45 @@
 # Two commands on a fresh machine: make demo, make test. Everything goes into .venv.
 PYTHON ?= python3
 BIN := .venv/bin
+# Files are compiled by compileall, which uses all cores. Packages may hold templates that are not valid Python.
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+COMPILE := ($(BIN)/python -m compileall -q -j 0 .venv/lib src > /dev/null || true)
 
 .PHONY: demo test test-slow bench lint format clean
 
 .venv/installed: pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
+	$(PIP) -e '.[lab,onnx,serve]'
+	$(COMPILE)
 	touch $@
+
+.venv/dev: pyproject.toml constraints.txt
+	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
+	$(PIP) -e '.[dev]'
+	$(COMPILE)
+	touch .venv/installed $@
 
 demo: .venv/installed
 	$(BIN)/bertvision demo
 
-test: .venv/installed lint
+test: .venv/dev lint
 	$(BIN)/pytest -n 2 --dist loadfile --durations 10 -m "not slow and not alone"
 	$(BIN)/pytest -m "alone and not slow" --durations 10
 
-test-slow: .venv/installed
+test-slow: .venv/dev
 	$(BIN)/pytest -m slow --timeout 3600
 
 # Hours, alone on the machine; resumable. DATA: the directory of the official GLUE files, if the Hub cannot be reached.
-bench: .venv/installed
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+bench: .venv/dev
+	$(PIP) -e '.[bench]'
 	$(BIN)/python benchmarks/peers.py --alone --data-dir "$(DATA)"
 
-lint: .venv/installed
+lint: .venv/dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright -p pyproject.toml
 
-format: .venv/installed
+format: .venv/dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 

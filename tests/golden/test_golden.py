@@ -29,16 +29,17 @@ def test_results_with_downloads(name, place):
 
 def test_a_difference_is_found():
     recorded = read()
-    for name, case in recorded.items():
-        assert not differences(name, case, read()[name])
-    changed, elsewhere = read(), {"torch": "another", "cpu": "another", "threads": 1}
+    for name, records in recorded.items():
+        for record in read()[name]:
+            assert not differences(name, records, record)
+    changed, elsewhere = {name: records[0] for name, records in read().items()}, {"cpu": "another"}
     row = changed["tiny"]["results"]["text"][0]
     row["logits"][0][0] += 1e-3
     assert differences("tiny", recorded["tiny"], changed["tiny"])
     changed["tiny"]["machine"] = changed["store"]["machine"] = elsewhere
     assert not differences("tiny", recorded["tiny"], changed["tiny"])
-    row["score"]["accuracy"] += 1.0
-    row["logits"][0][0] += 2e-3
+    row["score"]["accuracy"] += 10.0
+    row["logits"][0][0] += 1.0
     assert len(differences("tiny", recorded["tiny"], changed["tiny"])) == 2
     store = next(iter(changed["store"]["results"].values()))
     store["sha256"]["00000.states"] = ""

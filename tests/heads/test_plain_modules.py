@@ -92,7 +92,7 @@ def test_input_specifications():
 
 
 def test_from_text_to_answers(tiny, reviews, tmp_path):
-    settings = {"fractions": [0.2], "controls": False, "precision": "bfloat16", "train": {"epochs": 1}}
+    settings = {"fractions": [0.2], "controls": False, "train": {"epochs": 1}}
     heads = ["mean-of-tokens:bias=false", "declared", "default:size=4"]
     result = bertvision.run(train_file=str(reviews), encoder=str(tiny), heads=heads, root=tmp_path, **settings)
     assert [run.name for run in result.runs if run.kind == "head"] == [
