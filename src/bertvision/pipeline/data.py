@@ -15,7 +15,14 @@ from bertvision.cpu_optimizations import use_cpu_optimizations
 from bertvision.encoders import Encoder, load_encoder_info
 from bertvision.errors import BertVisionError, lookup
 from bertvision.heads import HeadConfig
-from bertvision.inputs import balance_classes, task_from_files, warn_data, warn_truncated
+from bertvision.inputs import (
+    LongTextTask,
+    balance_classes,
+    log_windows,
+    task_from_files,
+    warn_data,
+    warn_truncated,
+)
 from bertvision.pipeline.config import PipelineConfig, resolve
 from bertvision.pipeline.experiment import Experiment, TrainingConfig
 from bertvision.pipeline.frozen_cache import FrozenCache
@@ -229,7 +236,10 @@ def _warn_truncated(data: ExperimentData) -> None:
     if data.dev is data.validation:
         del features["dev"]
     most = data.config.encoder.max_tokens
-    advice = f"`max_tokens` may be up to {most} for this encoder." if data.max_tokens < most else ""
+    advice = f"`max_tokens` may be up to {most} for this encoder; `windows` reads longer texts."
+    if isinstance(data.task, LongTextTask):
+        log_windows(features, data.task.window_tokens)
+        advice = "More `windows` read longer texts."
     warn_truncated(features, data.max_tokens, advice)
 
 
