@@ -181,7 +181,7 @@ THREADS = {"tiny": 1, "store": 1, "onnx": 1, "smoke": 2, "squad2": 2, "demo": 2}
 QUICK = ("tiny", "store", "onnx")
 """Cases that need nothing but the repository."""
 ELSEWHERE = {"logits": 0.1, "score": 5.0}
-"""How much numbers may differ on a machine without a record. Training amplifies rounding; 5 points: one row of 20."""
+"""Allowed differences on a machine without a record. Training amplifies rounding; one row of 20 is 5 points."""
 GOLDEN = HERE / "golden.json"
 SQUAD = "BERTVISION_GOLDEN_SQUAD"
 """The environment variable that names the directory of SQuAD 2.0."""

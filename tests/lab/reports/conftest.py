@@ -24,7 +24,7 @@ def results(tiny, reviews, tmp_path_factory) -> Path:
         train_file=str(place / "data.csv"), encoder=str(tiny), fractions=[0.5, 1.0], heads=heads, task="films", **FAST
     )
     options = StudyOptions(seeds=[0, 1], shares=[0.0, 1.0], epochs=2)
-    names = ["curve", "zoo", "ensemble", "less-data", "layer-weights", "head-epochs"]
+    names = ["curve", "zoo", "layer-weights"]
     found = list(run_studies(experiment, names, options=options, root=place / "runs"))
     assert len(found) == len(names)
     return place

@@ -56,6 +56,7 @@ def test_the_best_is_refitted_and_written_down(found, tmp_path):
     np.testing.assert_array_equal(again.best.predictions().logits, run.predictions().logits)
 
 
+@pytest.mark.slow
 def test_the_same_search_finds_the_same(found, experiment, tmp_path):
     again = search(experiment, trials=12, trials_per_batch=4, space=SPACE, root=tmp_path)
     assert told(again) == told(found)
@@ -71,6 +72,7 @@ def test_a_finished_search_trains_nothing_and_more_trials_go_on(found, experimen
     assert len(more.history) == 14 and more.history[:12] == found.history
 
 
+@pytest.mark.slow
 def test_batch_size_does_not_change_the_trials(experiment, tmp_path):
     found = [
         search(experiment, trials=4, trials_per_batch=4, space=SPACE, root=tmp_path / "a"),
@@ -103,6 +105,7 @@ def test_trials_do_not_have_dev(experiment, tmp_path):
     assert not held & {row.id for row in whole.dev.examples}
 
 
+@pytest.mark.slow
 def test_seeds_are_repeated(experiment, tmp_path):
     found = search(experiment, trials=3, seeds=2, space=SPACE, root=tmp_path)
     for row in found.history:
@@ -111,6 +114,7 @@ def test_seeds_are_repeated(experiment, tmp_path):
     assert found.validation == pytest.approx(np.mean([run.validation_score[0] for run in found.runs]))
 
 
+@pytest.mark.slow
 def test_fractions_and_heads_are_searched(experiment, tmp_path):
     made = make(
         train_file=experiment.data.train_file,
@@ -128,6 +132,7 @@ def test_fractions_and_heads_are_searched(experiment, tmp_path):
         assert ("size=" in each["head"]) == each["head"].startswith("adapter")
 
 
+@pytest.mark.slow
 def test_bert_is_searched_with_the_same_budget(experiment, tmp_path):
     found = search(experiment, target="bert", trials=3, space=["epochs=[1,2]"], root=tmp_path)
     assert len(found.history) == 3 and not found.settings.head
@@ -137,6 +142,7 @@ def test_bert_is_searched_with_the_same_budget(experiment, tmp_path):
     assert found.experiment.finetune.schedule == "linear" and found.experiment.fractions == [found.settings.epochs]
 
 
+@pytest.mark.slow
 def test_spans(tiny, tmp_path):
     from conftest import squad_json
 
@@ -148,6 +154,7 @@ def test_spans(tiny, tmp_path):
     assert found.runs[0].validation_score[0] == pytest.approx(found.validation)
 
 
+@pytest.mark.slow
 def test_failed_trials_are_recorded_and_the_search_goes_on(experiment, tmp_path):
     """A trillion numbers fit into no memory, and 1e30 is no learning rate; what trains beside them is not harmed."""
     made = config.replace(experiment, heads=["adapter"])
@@ -161,6 +168,7 @@ def test_failed_trials_are_recorded_and_the_search_goes_on(experiment, tmp_path)
         search(made, trials=2, space=["learning_rate=[1e30,1e30]", "size=[4]"], root=tmp_path)
 
 
+@pytest.mark.slow
 def test_poor_trials_are_pruned(experiment, tmp_path):
     made = config.replace(experiment, heads=["adapter"], head_fractions=[0.5])
     runner = TrialRunner(made, Space(), [0, 1], tmp_path)
@@ -189,6 +197,7 @@ def tell(study, curve):
     study.tell(trial, curve[-1])
 
 
+@pytest.mark.slow
 def test_a_shard_is_drawn_at_random(tiny, tmp_path, messages):
     (tmp_path / "SST-2").mkdir()
     for split, rows in (("train", 400), ("dev", 20)):

@@ -22,6 +22,11 @@ FAST = {
 OPTIONS = StudyOptions(seeds=[0, 1], shares=[0.0, 0.3, 1.0], epochs=3, to=["rotten-tomatoes", "mrpc"], examples=[0, 12])
 
 
+QUICK = ("curve", "zoo", "layer-weights")
+"""The studies of the default tier; the others are in the slow tier."""
+EVERY_STUDY = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in STUDIES]
+
+
 @pytest.fixture(scope="module")
 def root(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("runs")
@@ -40,7 +45,7 @@ def run(name: str, root: Path, data: Path, tiny: Path, task: str = "", **changes
     return study(replace(settings, **changes), name, options=OPTIONS, root=root)
 
 
-@pytest.mark.parametrize("name", STUDIES)
+@pytest.mark.parametrize("name", EVERY_STUDY)
 def test_every_study_keeps_the_contract(name, root, data, tiny):
     result = run(name, root, data, tiny)
     table = [row for row in result.rows if result.columns[0] in row]
@@ -60,7 +65,7 @@ def test_every_study_keeps_the_contract(name, root, data, tiny):
     assert "2 seeds only" in result.caveats and any("examples scored" in caveat for caveat in result.caveats)
 
 
-@pytest.mark.parametrize("name", STUDIES)
+@pytest.mark.parametrize("name", EVERY_STUDY)
 def test_a_finished_study_is_not_run_again(name, root, data, tiny, monkeypatch):
     first = run(name, root, data, tiny)
     monkeypatch.setitem(STUDIES, name, replace(STUDIES[name], run=lambda context: pytest.fail("ran again")))
@@ -77,6 +82,7 @@ def test_results_come_from_runs_that_are_found_again(root, data, tiny):
     assert {each.directory for each in find_runs(root)} == before
 
 
+@pytest.mark.slow
 def test_spans_on_given_checkpoints(root, data, tiny, tmp_path):
     """Checkpoints of one fine-tuning as fractions: seeds are of heads, and every table says so."""
     curve = run("curve", root, data, tiny, task="squad2")
@@ -90,6 +96,7 @@ def test_spans_on_given_checkpoints(root, data, tiny, tmp_path):
     assert curve.primary == "f1"
 
 
+@pytest.mark.slow
 def test_less_data_uses_the_share_it_says(root, data, tiny):
     result = run("less-data", root, data, tiny)
     heads = [row for row in result.rows if row["model"] != "BERT"]
@@ -99,6 +106,7 @@ def test_less_data_uses_the_share_it_says(root, data, tiny):
     assert whole["validation"] >= zero["validation"]
 
 
+@pytest.mark.slow
 def test_transfer_compares_with_a_fresh_head_on_both_backbones(root, data, tiny):
     result = run("transfer", root, data, tiny)
     seen = {(row["to"], row["encoder"], row["examples"], row["model"]) for row in result.rows}
