@@ -19,6 +19,7 @@ from bertvision.inputs.rows import (
     task_from_rows,
 )
 from bertvision.inputs.tables import is_column
+from bertvision.inputs.time_splits import require_own_files, split_by_time
 
 __all__ = [
     "ClassLabelEncoder",
@@ -38,6 +39,8 @@ __all__ = [
     "read_rows",
     "read_texts",
     "refuse_joined_labels",
+    "require_own_files",
+    "split_by_time",
     "task_from_files",
     "task_from_rows",
     "warn_data",

@@ -62,6 +62,8 @@ def task_from_files(
     list(table.pick(columns))  # a missing text column is the likelier mistake, so it is reported first
     label_columns = () if label in table.columns else tuple(part.strip() for part in label.split(","))
     may_be_empty = kind == "multi-label" or label_separator or len(label_columns) > 1
+    if kind == "auto" and not may_be_empty:
+        _ask_about_joined_labels(table, label)
     table = drop_missing(table, columns, () if may_be_empty else (label,), skip=files.skip_bad)
     task = _infer_task(table, kind, label, label_separator, {"name": name, "texts": columns, "data_source": files})
     check_examples(task, table, skip=files.skip_bad)
@@ -104,6 +106,18 @@ def infer_outputs(
     }
 
 
+def _ask_about_joined_labels(table: Table, label: str) -> None:
+    """Raise an error if the strings of a column seem to hold several labels each."""
+    refuse_joined_labels(
+        [value for _, (value,) in table.pick([label])],
+        f"{table.source}: column {label!r}",
+        lambda separator: (
+            f"Give --label-separator {separator!r} for several labels, or --kind classification to keep the "
+            "combinations as classes."
+        ),
+    )
+
+
 def _several_labels(table: Table, label: str, separator: str, kind: str) -> dict[str, Any] | None:
     """Return the fields of a `MultiLabelTask` if the rows of a file have several labels, else None."""
     names = tuple(part.strip() for part in label.split(","))
@@ -114,15 +128,6 @@ def _several_labels(table: Table, label: str, separator: str, kind: str) -> dict
     values = [value for _, (value,) in table.pick([label])]
     lists = read_label_lists(values, lambda row, why: table.refuse(table.lines[row], why))
     if lists is None and not separator and kind != "multi-label":
-        if kind == "auto":
-            refuse_joined_labels(
-                values,
-                f"{table.source}: column {label!r}",
-                lambda found: (
-                    f"Give --label-separator {found!r} for several labels, or --kind classification to keep the "
-                    "combinations as classes."
-                ),
-            )
         return None
     if kind == "classification":
         raise BertVisionError(

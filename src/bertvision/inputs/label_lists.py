@@ -96,7 +96,7 @@ def find_separator(labels: Sequence[Any]) -> str:
 
 def refuse_joined_labels(labels: Sequence[Any], what: str, advice: Callable[[str], str]) -> None:
     """Raise an error if strings seem to hold several labels. `advice` says what to do, given the separator."""
-    separator = find_separator(labels)
+    separator = find_separator([label for label in labels if not is_list(_parse_list(str(label)))])
     if not separator:
         return
     names = list(dict.fromkeys(label_name(value) for value in labels))

@@ -19,6 +19,8 @@ from bertvision.inputs import (
     LongTextTask,
     balance_classes,
     log_windows,
+    require_own_files,
+    split_by_time,
     task_from_files,
     warn_data,
     warn_truncated,
@@ -208,6 +210,9 @@ def load_data(config: PipelineConfig, splits: DataSplits | None = None) -> Exper
     task, settings = config.task, config.experiment.data
     if splits is None:
         splits = task.load(DataRequest(data_dir=settings.data_dir, source=settings.source))
+        if settings.time:
+            own = require_own_files(task, settings.time)
+            splits = split_by_time(own, settings.time, splits, settings.validation_fraction)
     train_count = max(2, round(settings.train_fraction * len(splits.train))) if settings.train_fraction < 1 else 0
     train = task.sample(splits.train, settings.limit or train_count, settings.split_seed)
     if splits.validation is None:

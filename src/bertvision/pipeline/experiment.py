@@ -56,6 +56,8 @@ class DataConfig:
     """"classification", "multi-label", "regression" or "auto"."""
     skip_bad: bool = False
     """Whether rows without text or label are skipped. They are an error otherwise."""
+    time: str = ""
+    """A column of times: the newest rows are scored and chosen on, instead of random ones."""
     class_weight: str = ""
     """"balanced": training examples are weighted inversely to the frequency of their class."""
 
