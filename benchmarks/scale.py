@@ -1,24 +1,30 @@
 """What SQuAD and MNLI on BERT-large take on 1, 8 and 64 GPUs: time, disk, network, from unit costs.
 
     python benchmarks/scale.py [--flops 1e14 --disk 2e9 --shared-disk 1e10 --network 1e10]
-    python benchmarks/scale.py --measure [--encoder minilm]
+    python benchmarks/scale.py --measure [--encoder minilm,mpnet] [--clock cpu]
 
-The second measures, on the machine and device at hand, the unit costs that the first is told: floating-point operations
-a second in fine-tuning and in the forward pass, and bytes a second written to and read from a disk.
+The second measures, on the machine and device at hand, the unit costs that the first is told: tokens and floating-point
+operations a second in fine-tuning and in the forward pass, tokens a second of a head's step, bytes of a token's states,
+and bytes a second written to a disk. `--clock cpu` counts the seconds of the process instead of those on the wall, for
+a machine that others use at the same time.
 """
 
 import argparse
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from bertvision import devices
 from bertvision.encoders import EncoderWithHead, load_encoder
-from bertvision.heads import BertHead
+from bertvision.heads import BertHead, build_head
 from bertvision.states import FORMATS
 from bertvision.types import HeadShape
 
@@ -81,47 +87,66 @@ def estimate(given: argparse.Namespace) -> None:
 
 def measure(given: argparse.Namespace) -> None:
     """Print unit costs of this machine."""
-    device, loaded = devices.device(), load_encoder(given.encoder, given.precision)
-    encoder = loaded.encoder
-    layers, width = encoder.num_layers - 1, encoder.hidden_size
-    parameters = sum(p.numel() for n, p in encoder.named_parameters() if "embeddings" not in n)
-    cost = EncoderCost(layers, width, parameters)
-    shape = HeadShape(num_layers=layers + 1, max_tokens=given.length, hidden_size=width, num_outputs=2, per_token=True)
-    model = EncoderWithHead(encoder, BertHead(shape)).to(device)
-    inputs = {"input_ids": torch.randint(1000, 2000, (given.rows, given.length), device=device)}
-    mask = torch.ones(given.rows, given.length, dtype=torch.bool, device=device)
-    work = given.rows * given.length * cost.forward(given.length)
-
-    def forward() -> None:
+    device = devices.device()
+    rows, length = given.rows, given.length
+    print(
+        f"{rows} x {length} tokens on {device}, {torch.get_num_threads()} threads, {given.precision}, {given.clock} s:"
+    )
+    print("| encoder | forward tokens/s | GFLOP/s | fine-tuning tokens/s | GFLOP/s | head tokens/s | int8 | float32 |")
+    print("|---|---:|---:|---:|---:|---:|---:|---:|")
+    for name in given.encoder.split(","):
+        encoder = load_encoder(name, given.precision).encoder
+        layers, width = encoder.num_layers - 1, encoder.hidden_size
+        parameters = sum(p.numel() for n, p in encoder.named_parameters() if "embeddings" not in n)
+        cost = EncoderCost(layers, width, parameters)
+        shape = HeadShape(num_layers=layers + 1, max_tokens=length, hidden_size=width, num_outputs=2, per_token=True)
+        model = EncoderWithHead(encoder, BertHead(shape)).to(device)
+        head = build_head(given.head, shape).to(device)
+        inputs = {"input_ids": torch.randint(1000, 2000, (rows, length), device=device)}
+        mask = torch.ones(rows, length, dtype=torch.bool, device=device)
         with torch.no_grad():
-            encoder(inputs, mask)
-
-    def train() -> None:
-        model(inputs, mask).square().mean().backward()
-        model.zero_grad()
-
-    print(f"{given.encoder} on {device}, {given.rows} x {given.length} tokens, {given.precision}:")
-    print(f"forward pass {work / _median(forward, device) / 1e9:,.1f} GFLOP/s")
-    print(f"fine-tuning  {3 * work / _median(train, device) / 1e9:,.1f} GFLOP/s")
+            states = encoder(inputs, mask)
+        forward = rows * length / _median(partial(_forward, encoder, inputs, mask), device, given)
+        train = rows * length / _median(partial(_step, model, inputs, mask), device, given)
+        on_states = rows * length / _median(partial(_step, head, states, mask), device, given)
+        flops = cost.forward(length) / 1e9
+        stored = [(layers + 1) * FORMATS[type].state_bytes(width) for type in ("int8", "float32")]
+        print(
+            f"| {name} | {forward:,.0f} | {forward * flops:,.1f} | {train:,.0f} | {3 * train * flops:,.1f} "
+            f"| {on_states:,.0f} | {stored[0]:,} | {stored[1]:,} |",
+            flush=True,
+        )
+    print(f"\nhead: {given.head}; int8 and float32: bytes of a token in a store of all layers")
     with tempfile.NamedTemporaryFile(dir=given.place) as file:
         block = np.random.default_rng(0).integers(0, 255, 64 * 2**20, dtype=np.uint8).tobytes()
         began = time.perf_counter()
         for _ in range(given.blocks):
             file.write(block)
         file.flush()
-        print(f"writing      {given.blocks * len(block) / (time.perf_counter() - began) / 1e9:.2f} GB/s")
+        print(f"writing {given.blocks * len(block) / (time.perf_counter() - began) / 1e9:.2f} GB/s")
 
 
-def _median(work, device: torch.device, times: int = 5) -> float:
+@torch.no_grad()
+def _forward(model: nn.Module, inputs: Any, mask: Tensor) -> None:
+    model.eval()(inputs, mask)
+
+
+def _step(model: nn.Module, inputs: Any, mask: Tensor) -> None:
+    model.train()(inputs, mask).square().mean().backward()
+    model.zero_grad()
+
+
+def _median(work: Callable[[], None], device: torch.device, given: argparse.Namespace) -> float:
+    clock = time.process_time if given.clock == "cpu" else time.perf_counter
     work()
     seconds = []
-    for _ in range(times):
-        began = time.perf_counter()
+    for _ in range(given.times):
+        began = clock()
         work()
         if device.type == "cuda":
             torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - began)
-    return sorted(seconds)[times // 2]
+        seconds.append(clock() - began)
+    return sorted(seconds)[given.times // 2]
 
 
 def _clock(seconds: float) -> str:
@@ -139,7 +164,10 @@ def main() -> None:
     parser.add_argument("--nvlink", type=float, default=2e11, help="bytes/s between GPUs of a machine")
     parser.add_argument("--network", type=float, default=1e10, help="bytes/s between machines")
     parser.add_argument("--measure", action="store_true")
-    parser.add_argument("--encoder", default="minilm")
+    parser.add_argument("--encoder", default="minilm", help="one or several, with commas")
+    parser.add_argument("--head", default="adapter-skip")
+    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
+    parser.add_argument("--times", type=int, default=5, help="repetitions, of which the median counts")
     parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--length", type=int, default=178)
     parser.add_argument("--blocks", type=int, default=16, help="of 64 MB to write")

@@ -20,8 +20,9 @@ def combine(members: Sequence[Predictions], how: str = "max", *, independent: bo
     """Return the logarithm of the element-wise maximum (mean, product) of the members' probabilities, renormalized.
 
     Probabilities are the softmax over classes. For logits per token, they are the softmax over the tokens of a row,
-    separately for start and end. Regression scores are averaged whatever `how` is. With `independent` outputs, each of
-    which is a decision of its own, probabilities are sigmoids, and logits are returned.
+    separately for start and end; a third logit of the first token is that of "no answer". Regression scores are
+    averaged whatever `how` is. With `independent` outputs, each of which is a decision of its own, probabilities are
+    sigmoids, and logits are returned.
     """
     combination = lookup(COMBINATIONS, how, "way to combine")
     first = members[0]
@@ -40,6 +41,9 @@ def combine(members: Sequence[Predictions], how: str = "max", *, independent: bo
     else:
         stacked = np.stack([_ragged_log_softmax(member.logits, first.offsets) for member in members])
         logits = _ragged_log_softmax(combination(stacked), first.offsets)
+        if logits.shape[1] == 3:
+            third = np.stack([member.logits[:, 2] for member in members])
+            logits[:, 2] = combination(log_expit(third)) - combination(log_expit(-third))
     return Predictions(ids=first.ids, logits=logits.astype(np.float32), offsets=first.offsets)
 
 

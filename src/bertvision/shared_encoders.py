@@ -26,7 +26,7 @@ from bertvision.heads import (
     upgrade_state_dict,
 )
 from bertvision.runs import Run
-from bertvision.types import call_head
+from bertvision.types import HeadShape, call_head
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -179,9 +179,16 @@ class EncoderPool:
 
     def _own_head(self, run: Run) -> BertHead:
         shape = run.record.head_shape
-        last = BertHead(replace(shape, pooler_output=False, bi_encoding=False))
-        load_head_weights(last, load_tensors(own_head_file(run), "head of BERT's own")[0])
+        last = load_bert_head(replace(shape, pooler_output=False, bi_encoding=False), own_head_file(run))
         return last.eval().requires_grad_(False)
+
+
+def load_bert_head(shape: HeadShape, path: Path) -> BertHead:
+    """Read BERT's own head from a file."""
+    weights = load_tensors(path, "file of BERT's own head")[0]
+    head = BertHead(shape, end_given_start="classifier.start.weight" in weights)
+    load_head_weights(head, weights)
+    return head
 
 
 def scoring_precision(run: Run) -> str:

@@ -41,6 +41,7 @@ CASES += [
     ("adapter:members=3,token_pooling=max+compare+align", SENTENCE),
     ("adapter-skip:layers=last3,members=2", SPAN),
 ]
+CASES += [(f"{name}:end_given_start=true", SPAN) for name in ("bert-head", "adapter-skip", "question-attention")]
 CASES = list(dict.fromkeys(CASES))
 IDS = [f"{n}-{'span' if s.per_token else 'sentence'}{'-pooled' * s.pooler_output}" for n, s in CASES]
 every_case = pytest.mark.parametrize(("spec", "shape"), CASES, ids=IDS)

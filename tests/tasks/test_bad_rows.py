@@ -3,8 +3,7 @@
 import pytest
 
 from bertvision.errors import BertVisionError
-from bertvision.evaluation_reports import evaluation
-from bertvision.inputs import balance_classes, task_from_files, warn_data, warn_one_answer
+from bertvision.inputs import task_from_files, warn_data, warn_one_answer
 from bertvision.tasks import DataRequest, UserFiles
 from bertvision.tasks.reading import read_table
 
@@ -67,15 +66,3 @@ def test_unreliable_data_get_a_warning(tmp_path, messages):
     messages.clear()
     warn_one_answer(task, task.outcomes({example.id: example.label for example in train}, train), "default")
     assert messages == []
-
-
-def test_balanced_classes_have_equal_weight(tmp_path):
-    task = task_from_files(UserFiles(train=write(tmp_path / "own.csv", GOOD + [("more", "x")] * 24)))
-    examples = task.load(DataRequest()).train
-    weighted = balance_classes(task, examples, "balanced")
-    totals = [sum(example.weight for example in weighted if example.label == label) for label in (0, 1)]
-    assert totals == pytest.approx([len(examples) / 2] * 2)
-    with pytest.raises(BertVisionError, match="'balanced' or empty, got 'square'"):
-        balance_classes(task, examples, "square")
-    report = evaluation(task, task.outcomes({example.id: 0 for example in examples}, examples))
-    assert report.classes["x"].recall == 100 and report.classes["y"].recall == 0

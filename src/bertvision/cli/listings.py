@@ -78,8 +78,8 @@ def heads(
         row["parameters"], row["trainable"] = f"{row['parameters']:,}", f"{row['trainable']:,}"
     output.table(rows, numbers=("parameters", "trainable"))
     print("Options: token_pooling=cls|mean|max|attention|flatten, size=64, layers=all|last|last4|every2|0,6,12,")
-    print("         dropout=0.1, members=3, pooler_output=true; for pairs also token_pooling=max+compare+align and")
-    print("         encoding=cross|bi|both")
+    print("         dropout=0.1, members=3, pooler_output=true; for spans end_given_start=true; for pairs also")
+    print("         token_pooling=max+compare+align and encoding=cross|bi|both")
 
 
 def encoders(as_json: Json = False) -> None:

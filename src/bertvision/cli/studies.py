@@ -90,13 +90,23 @@ def report(
         Path | None, typer.Option(help="Also write pictures, Markdown, CSV and JSON into this directory.")
     ] = None,
     examples: Annotated[bool, typer.Option(help="Show examples that models get wrong.")] = True,
+    claims: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write only a Markdown page of the paper's claims, tested by the studies.", show_default=False
+        ),
+    ] = None,
 ) -> None:
     """Write the results of all runs, studies and searches as one HTML page that works offline.
 
     Example: bertvision report runs -o report.html --files report
     """
-    from bertvision.lab.reports import write_report
+    from bertvision.lab.reports import write_claims, write_report
 
+    if claims:
+        rows = write_claims(roots, claims)
+        print(f"{claims}: {len(rows)} verdicts.")
+        return
     contents = write_report(roots, out, files=files, examples=examples)
     print(f"{out}: {contents.describe()}.")
     if files:

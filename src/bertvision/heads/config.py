@@ -166,7 +166,7 @@ class HeadConfig:
 WRAPPER_OPTIONS: dict[str, Any] = {"layers": "all", "pooler_output": False, "members": 1, "encoding": "cross"}
 """Options of every head, with their defaults. They are applied around the module that the head's builder returns."""
 
-COMMON_OPTIONS: dict[str, Any] = {"token_pooling": "cls", "dropout": 0.0}
+COMMON_OPTIONS: dict[str, Any] = {"token_pooling": "cls", "dropout": 0.0, "end_given_start": False}
 """Options that a builder with a catch-all parameter (`**options`) passes on to `Head`, with their defaults."""
 
 

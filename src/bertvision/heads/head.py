@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from bertvision.heads.input_spec import InputSpec, input_spec_of
+from bertvision.heads.span_classifier import SpanClassifier
 from bertvision.heads.token_pooling import ClsPooling, build_token_pooling
 from bertvision.types import HeadShape, StateView, call_head
 
@@ -32,6 +33,7 @@ class Head(nn.Module):
         skip: bool = False,
         token_pooling: str = "cls",
         dropout: float = 0.0,
+        end_given_start: bool = False,
     ):
         super().__init__()
         self.shape = shape
@@ -44,7 +46,8 @@ class Head(nn.Module):
         reads_cls = isinstance(self.token_pooling, ClsPooling) and not getattr(layer_pooling, "mixes_tokens", False)
         self.input_spec = InputSpec(tokens="cls" if reads_cls else "all")
         self.dropout = nn.Dropout(dropout)
-        self.classifier = nn.Linear(self._pooled_features(features), shape.num_outputs)
+        linear = SpanClassifier if end_given_start and shape.per_token else nn.Linear
+        self.classifier = linear(self._pooled_features(features), shape.num_outputs)
 
     def forward(self, hidden: Tensor, attention_mask: Tensor, text_ids: Tensor | None = None) -> Tensor:
         """Compute logits. Hidden states (B, L, T, W), mask and text ids (B, T) -> (B, T, C) or (B, C)"""
@@ -52,9 +55,10 @@ class Head(nn.Module):
             hidden, attention_mask, text_ids = hidden[:, :, :1], attention_mask[:, :1], None
         hidden = self.take(hidden)
         with self.products(hidden):
-            x = self._represent(hidden, attention_mask)
+            x = self._represent(hidden, attention_mask, text_ids)
         x = self.pool_tokens(x.to(self.classifier.weight.dtype), attention_mask, text_ids)
-        return self.classifier(self.dropout(x))
+        masks = [attention_mask] if isinstance(self.classifier, SpanClassifier) else []
+        return self.classifier(self.dropout(x), *masks)
 
     def pool_tokens(self, x: Tensor, attention_mask: Tensor, text_ids: Tensor | None) -> Tensor:
         """Merge the tokens if the task is about whole texts. (B, T, F) -> (B, F)"""
@@ -71,8 +75,8 @@ class Head(nn.Module):
         weight, dtype = self.classifier.weight.dtype, self.input_spec.dtype
         return hidden.to(dtype if self.training and dtype != torch.float32 else weight)
 
-    def _represent(self, hidden: Tensor, attention_mask: Tensor) -> Tensor:
-        x = self.layer_pooling(self.adapter(hidden), attention_mask)
+    def _represent(self, hidden: Tensor, attention_mask: Tensor, text_ids: Tensor | None = None) -> Tensor:
+        x = call_head(self.layer_pooling, self.adapter(hidden), attention_mask, text_ids)
         return torch.cat([x, hidden[:, -1]], dim=-1) if self.skip else x
 
     @torch.no_grad()
@@ -95,14 +99,15 @@ class Head(nn.Module):
 class BertHead(nn.Module):
     """BERT's own kind of head: a linear layer on the last layer, for sentence tasks after [CLS] and BERT's pooler."""
 
-    def __init__(self, shape: HeadShape, *, dropout: float = 0.1):
+    def __init__(self, shape: HeadShape, *, dropout: float = 0.1, end_given_start: bool = False):
         super().__init__()
         self.shape = shape
         self.input_spec = InputSpec(layers="last", tokens="all" if shape.per_token else "cls")
         if not shape.per_token:
             self.pooler = nn.Linear(shape.hidden_size, shape.hidden_size)
             self.dropout = nn.Dropout(dropout)
-        self.classifier = nn.Linear(shape.hidden_size, shape.num_outputs)
+        linear = SpanClassifier if end_given_start and shape.per_token else nn.Linear
+        self.classifier = linear(shape.hidden_size, shape.num_outputs)
         for layer in self.children():
             if isinstance(layer, nn.Linear):
                 nn.init.normal_(layer.weight, std=0.02)  # BERT's initializer
@@ -112,7 +117,8 @@ class BertHead(nn.Module):
         """Read the last layer: (B, L, T, W) -> (B, T, C) or (B, C)"""
         last = hidden[:, -1].to(self.classifier.weight.dtype)
         if self.shape.per_token:
-            return self.classifier(last)
+            masks = [attention_mask] if isinstance(self.classifier, SpanClassifier) else []
+            return self.classifier(last, *masks)
         return self.classifier(self.dropout(self.pooler_output(last)))
 
     def pooler_output(self, last: Tensor) -> Tensor:

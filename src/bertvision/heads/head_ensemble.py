@@ -11,6 +11,7 @@ from bertvision.heads.adapters import Adapter
 from bertvision.heads.head import Head
 from bertvision.heads.input_spec import InputSpec, shared_input_spec
 from bertvision.heads.layer_pooling import ConcatLayers
+from bertvision.heads.span_classifier import SpanClassifier
 from bertvision.types import call_head
 
 
@@ -51,5 +52,6 @@ def _can_merge(head: Head) -> bool:
         and isinstance(head.layer_pooling, ConcatLayers)
         and not head.skip
         and not head.dropout.p
+        and not isinstance(head.classifier, SpanClassifier)
         and head.input_spec.tokens == "all"
     )

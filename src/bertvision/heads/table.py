@@ -35,7 +35,7 @@ class HeadEntry:
 
 # fmt: off
 _HEADS: dict[str, HeadEntry] = {
-    "bert-head": HeadEntry(lambda shape, dropout=0.1: BertHead(shape, dropout=dropout), "BERT's own kind of head on the last layer", "BERT"),
+    "bert-head": HeadEntry(lambda shape, dropout=0.1, end_given_start=False: BertHead(shape, dropout=dropout, end_given_start=end_given_start), "BERT's own kind of head on the last layer", "BERT"),
     "mean": HeadEntry(lambda shape, **options: Head(shape, MeanLayers(), **options), "average of the layers", "average pooling"),
     "learned": HeadEntry(lambda shape, **options: Head(shape, ScalarMix(shape.num_channels), **options), "learned weights for the layers", "learned pooling; Tenney small"),
     "adapter": HeadEntry(lambda shape, size=64, norm=False, init_std=1e-3, **options: adapter(shape, size, norm=norm, init_std=init_std, **options), "an adapter shared by all layers", "adapter 64 shared"),

@@ -8,7 +8,7 @@ from bertvision.inputs.labels import ClassLabelEncoder
 from bertvision.inputs.long_texts import LongTextTask, with_windows
 from bertvision.inputs.metrics import with_primary_metric
 from bertvision.inputs.multi_label import LabelSet, MultiLabelTask
-from bertvision.inputs.notices import balance_classes, log_windows, warn_data, warn_one_answer, warn_truncated
+from bertvision.inputs.notices import log_windows, warn_data, warn_one_answer, warn_truncated
 from bertvision.inputs.rows import (
     Rows,
     examples_from_rows,
@@ -28,7 +28,6 @@ __all__ = [
     "MultiLabelTask",
     "Rows",
     "SeparatedLabels",
-    "balance_classes",
     "calibration_errors",
     "examples_from_rows",
     "find_text_error",

@@ -3,11 +3,9 @@
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 
-from bertvision.errors import BertVisionError
 from bertvision.tasks import Example, Task, TextTask
 from bertvision.types import Features
 
@@ -73,14 +71,3 @@ def warn_one_answer(task: Task, outcomes: np.ndarray, name: str) -> None:
             f"{name} answers {answer!r} for all {len(outcomes):,} rows, of which {share:.0f} % have this label. More "
             "training, balanced class weights, or the metric macro_f1 may help."
         )
-
-
-def balance_classes(task: Task, examples: Sequence[Example], how: str) -> list[Example]:
-    """Return training examples with weights inverse to the frequency of their class; the mean weight stays the same."""
-    if how != "balanced":
-        raise BertVisionError(f"class_weight is 'balanced' or empty, got {how!r}.")
-    if not isinstance(task, TextTask) or not task.classes or task.independent_outputs:
-        raise BertVisionError(f"class_weight applies to one class per text; {task.name} has none.")
-    counts = Counter(example.label for example in examples)
-    scale = len(examples) / len(counts)
-    return [replace(example, weight=example.weight * scale / counts[example.label]) for example in examples]

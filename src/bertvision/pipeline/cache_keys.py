@@ -14,7 +14,7 @@ from bertvision.encoders import tokenizer_hash
 from bertvision.files import value_hash
 from bertvision.heads import BERT_HEAD, HeadConfig
 from bertvision.pipeline.data import ExperimentData, Split
-from bertvision.pipeline.experiment import FRACTION, Experiment
+from bertvision.pipeline.experiment import FRACTION, Experiment, SpanConfig
 from bertvision.runs import Run, slug
 from bertvision.states import view_to_manifest
 from bertvision.training import TrainingConfig
@@ -67,6 +67,8 @@ def finetuning_settings(members: Sequence[ExperimentData], encoder_hash: str) ->
         }
     if experiment.frozen:
         settings |= {"frozen": experiment.frozen}
+    if experiment.span != SpanConfig():
+        settings |= {"span": asdict(experiment.span)}
     if not experiment.cpu_optimizations:
         settings |= {"cpu_optimizations": False}
     return settings
@@ -93,6 +95,8 @@ def given_checkpoint_settings(data: ExperimentData) -> dict[str, Any]:
         "encoder": str(Path(data.experiment.encoder).absolute()),
         "precision": data.experiment.precision,
     }
+    if data.experiment.span != SpanConfig():
+        settings |= {"span": asdict(data.experiment.span)}
     return settings if data.experiment.cpu_optimizations else settings | {"cpu_optimizations": False}
 
 

@@ -10,10 +10,10 @@ from bertvision.encoders import EncoderInfo
 from bertvision.errors import BertVisionError, lookup
 from bertvision.heads import HeadConfig
 from bertvision.inputs import with_primary_metric, with_windows
-from bertvision.pipeline.experiment import Experiment, resolve_fractions
+from bertvision.pipeline.experiment import Experiment, SpanConfig, resolve_fractions
 from bertvision.pipeline.state_requests import MODES
 from bertvision.states import FORMATS
-from bertvision.tasks import Task
+from bertvision.tasks import SquadTask, Task
 from bertvision.training import TrainingConfig
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class PipelineConfig:
 
 def resolve(experiment: Experiment, task: Task, encoder: EncoderInfo) -> PipelineConfig:
     """Fill in every default of an experiment. Nothing is read or written."""
-    experiment = resolve_fractions(experiment)
+    experiment, task = resolve_fractions(experiment), _with_span_settings(task, experiment.span)
     task = with_primary_metric(task, experiment.metric)
     lookup(MODES, experiment.states, "source of states")
     lookup(FORMATS, experiment.store.dtype, "type of stored states")
@@ -82,6 +82,15 @@ def resolve(experiment: Experiment, task: Task, encoder: EncoderInfo) -> Pipelin
         ),
         max_tokens=max_tokens,
     )
+
+
+def _with_span_settings(task: Task, span: SpanConfig) -> Task:
+    """Return the task with the outputs that the settings of spans ask for."""
+    if span == SpanConfig():
+        return task
+    if not isinstance(task, SquadTask) or not task.per_token:
+        raise BertVisionError(f"The settings of [span] are for tasks that predict spans; {task.name} does not.")
+    return replace(task, answerability_weight=span.answerability_weight)
 
 
 def _check_encodings(trained: Sequence[HeadConfig], auxiliary_head: HeadConfig, task: Task) -> None:

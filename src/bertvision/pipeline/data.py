@@ -8,6 +8,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import torch
+from sklearn.utils.class_weight import compute_sample_weight
 from torch import Tensor, nn
 
 from bertvision import devices
@@ -17,7 +18,6 @@ from bertvision.errors import BertVisionError, lookup
 from bertvision.heads import HeadConfig
 from bertvision.inputs import (
     LongTextTask,
-    balance_classes,
     log_windows,
     require_own_files,
     split_by_time,
@@ -219,9 +219,9 @@ def load_data(config: PipelineConfig, splits: DataSplits | None = None) -> Exper
         train, validation = task.split_validation(train, settings.validation_fraction, settings.split_seed)
     else:
         validation = task.sample(splits.validation, settings.limit, settings.split_seed)
-    if settings.class_weight:
-        train = balance_classes(task, train, settings.class_weight)
     dev = task.sample(splits.dev, settings.limit_dev, settings.split_seed)
+    if settings.class_weight:
+        train = _balance(task, train)
     validation_split = _tokenize(config, validation)
     loaded = ExperimentData(
         config=config,
@@ -246,6 +246,15 @@ def _warn_truncated(data: ExperimentData) -> None:
         log_windows(features, data.task.window_tokens)
         advice = "More `windows` read longer texts."
     warn_truncated(features, data.max_tokens, advice)
+
+
+def _balance(task: Task, examples: list[Example]) -> list[Example]:
+    """Weight training examples so that all classes have the same total weight, and the mean weight stays the same."""
+    if task.outputs == 1 or task.independent_outputs:
+        raise BertVisionError(f"data.class_weight is for tasks with one class per row, unlike {task.name}.")
+    classes = task.strata(examples)
+    weights = compute_sample_weight("balanced", classes)
+    return [replace(row, weight=row.weight * float(weight)) for row, weight in zip(examples, weights, strict=True)]
 
 
 def _tokenize(config: PipelineConfig, examples: list[Example]) -> Split:

@@ -59,7 +59,8 @@ class DataConfig:
     time: str = ""
     """A column of times: the newest rows are scored and chosen on, instead of random ones."""
     class_weight: str = ""
-    """"balanced": training examples are weighted inversely to the frequency of their class."""
+    """"balanced": training rows have weights, so that all classes count alike; for questions, those with and without an
+    answer. Empty: all rows count alike."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +73,17 @@ class StoreConfig:
     """The directory of stores. Empty: beside the encoder that computed the hidden states."""
     shard_megabytes: float = 128.0
     """The size of a shard. A shard is written at once; an interrupted shard is computed again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpanConfig:
+    """How answers to questions are predicted."""
+
+    answerability_weight: float = 0.0
+    """The weight in the loss of an output of its own that says whether there is no answer, e.g. 0.5. It is trained in
+    BERT's own head and in all others. 0: no such output."""
+    end_given_start: bool = False
+    """Whether the end logits of BERT's own head depend on the start. Other heads have an option of this name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +125,7 @@ class Experiment:
     cpu_optimizations: bool = field(default_factory=enabled)
     """Whether to use the optimizations for CPUs, such as fast dropout. False: plain PyTorch."""
     data: DataConfig = DataConfig()
+    span: SpanConfig = SpanConfig()
     finetune: TrainingConfig = TrainingConfig(schedule="constant")
     train: TrainingConfig = TrainingConfig(epochs=3.0, patience=2, batch_size=32)
 
@@ -280,6 +293,11 @@ def check(experiment: Experiment) -> Experiment:
         )
     if experiment.data.windows < 1:
         raise BertVisionError(f"data.windows must be 1 or more, got {experiment.data.windows}.")
+    lookup({"": "", "balanced": ""}, experiment.data.class_weight, "data.class_weight")
+    if not 0 <= experiment.span.answerability_weight < math.inf:
+        raise BertVisionError(
+            f"span.answerability_weight must be 0 or more, got {experiment.span.answerability_weight}."
+        )
     if experiment.store.shard_megabytes <= 0:
         raise BertVisionError(
             f"store.shard_megabytes must be megabytes, more than 0, got {experiment.store.shard_megabytes}."

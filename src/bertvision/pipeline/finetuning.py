@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from bertvision import devices, distributed, memory
@@ -38,6 +39,7 @@ from bertvision.pipeline.frozen_cache import CachedEncoder
 from bertvision.pipeline.multitask import MixedBatches, MultiTaskModel
 from bertvision.records import CheckpointRecord
 from bertvision.runs import has_weights
+from bertvision.shared_encoders import load_bert_head
 from bertvision.states import ComputedStates, TokenBatches
 from bertvision.training import STOPPED, Checkpointer, FitOptions, FractionRecord, Loss, fit
 from bertvision.types import Batches, StateView
@@ -290,16 +292,27 @@ def new_bert(data: ExperimentData, loaded: LoadedEncoder | None = None) -> Encod
 def _bert(data: ExperimentData, loaded: LoadedEncoder) -> EncoderWithHead:
     """Return an encoder with a new head of BERT's own kind, initialised with the weights of the checkpoint."""
     devices.manual_seed(data.experiment.seed)
-    head = BertHead(data.shape(loaded.encoder), dropout=loaded.dropout)
+    span = data.experiment.span
+    head = BertHead(data.shape(loaded.encoder), dropout=loaded.dropout, end_given_start=span.end_given_start)
     if loaded.last:
         _load_matching_weights(head, loaded.last)
     return EncoderWithHead(loaded.encoder, head)
 
 
 def _load_matching_weights(head: BertHead, weights: Mapping[str, Tensor]) -> None:
-    """Load the weights of a checkpoint into a head where their shapes agree."""
+    """Load the weights of a checkpoint into a head where their shapes agree.
+
+    The classifier of a checkpoint without the logit of "no answer" is loaded with zeros in its place.
+    """
     own = head.state_dict()
     weights = upgrade_state_dict(weights, own)
+    if head.shape.per_token and head.shape.num_outputs == 3:
+        weights = {
+            key: torch.cat([value, torch.zeros_like(value[:1])])
+            if key in ("classifier.weight", "classifier.bias") and len(value) == 2
+            else value
+            for key, value in weights.items()
+        }
     head.load_state_dict(own | {k: v for k, v in weights.items() if k in own and v.shape == own[k].shape})
 
 
@@ -334,8 +347,7 @@ def open_checkpoint(data: ExperimentData, checkpoints: CheckpointSet, fraction: 
     if not has_weights(directory) and data.frozen_cache is not None:
         cached = frozen_encoder(data)
     loaded = cached.loaded if cached else load(data, str(directory) if has_weights(directory) else "")
-    bert_head = BertHead(data.shape(loaded.encoder), dropout=loaded.dropout)
-    load_head_weights(bert_head, load_tensors(directory / BERT_HEAD_FILE, "BERT's own head")[0])
+    bert_head = load_bert_head(data.shape(loaded.encoder), directory / BERT_HEAD_FILE)
     encoder = loaded.encoder.to(device).eval().requires_grad_(False)
     auxiliary_head = None
     if (directory / AUXILIARY_HEAD_FILE).is_file():

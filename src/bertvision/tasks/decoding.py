@@ -86,7 +86,7 @@ def decode_spans(
     for row, position in enumerate(rows_in_order(predictions, features)):
         logits = predictions.row(int(position))
         window: Window = features.windows[row]
-        if logits.shape != window.spans.shape:
+        if len(logits) != len(window.spans) or logits.shape[1] not in (2, 3):
             raise BertVisionError(
                 f"The predictions for {features.ids[row]!r} have shape {logits.shape}, but its window has "
                 f"{window.spans.shape}. They were made with another tokenizer or maximum length."
@@ -100,7 +100,7 @@ def _answer(windows: Iterable[tuple[Window, np.ndarray]], threshold: float, most
     null, context = np.inf, ""
     for window, logits in windows:
         context = window.context
-        null = min(null, float(logits[0, 0]) + float(logits[0, 1]))
+        null = min(null, float(logits[0].astype(np.float64).sum()))  # start, end, and the logit of "no answer" if any
         characters, values = best_spans(logits, window.spans, most, longest)
         for (start, end), value in zip(characters.tolist(), values.tolist(), strict=True):
             start, end = _strip(context, start, end)

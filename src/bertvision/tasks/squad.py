@@ -40,13 +40,15 @@ class SquadTask(Task):
     learning_rate: float = 2e-5
     batch_size: int = 16
     max_tokens: int = 384
+    answerability_weight: float = 0.0
+    """For spans: the loss weight of a third output of the first token, the logit of "no answer". 0: no such output."""
     data_source: DataSource | None = None
     text_names: tuple[str, ...] = field(default=("question", "context"), init=False)
     classes: tuple[str, ...] = field(init=False)
     metrics: tuple[str, ...] = field(init=False)
     primary: str = field(init=False)
     per_token: bool = field(init=False)
-    outputs: int = field(default=2, init=False)
+    outputs: int = field(init=False)
 
     def __post_init__(self) -> None:
         metrics = ("accuracy", "f1") if self.answerable else ("f1", "exact", "HasAns_f1", "NoAns_f1")
@@ -54,6 +56,7 @@ class SquadTask(Task):
         object.__setattr__(self, "metrics", metrics)
         object.__setattr__(self, "primary", metrics[0])
         object.__setattr__(self, "per_token", not self.answerable)
+        object.__setattr__(self, "outputs", 3 if self.answerability_weight and not self.answerable else 2)
 
     # Reading
 
@@ -99,12 +102,16 @@ class SquadTask(Task):
         return encode_windows(examples, tokenizer, max_tokens, self.answerable)
 
     def loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Return the cross-entropy, for spans averaged over starts and ends. logits (B, C) or (B, T, 2)"""
-        logits = logits.float()
-        if not self.answerable:
-            logits = logits.masked_fill(~attention_mask[..., None], -torch.inf)
+        """Return the cross-entropy, for spans averaged over starts and ends. logits (B, C) or (B, T, 2 or 3)"""
+        logits, reduction = logits.float(), "mean" if weights is None else "none"
+        scores = logits if self.answerable else logits[..., :2].masked_fill(~attention_mask[..., None], -torch.inf)
         # For spans, classes are the middle axis: cross-entropy over tokens, mean over the batch and both ends.
-        loss = torch.nn.functional.cross_entropy(logits, labels, reduction="mean" if weights is None else "none")
+        loss = torch.nn.functional.cross_entropy(scores, labels, reduction=reduction)
+        if self.outputs == 3:
+            no_answer = (labels[:, 1:] == 0).float()
+            loss = loss + self.answerability_weight * torch.nn.functional.binary_cross_entropy_with_logits(
+                logits[:, 0, 2:], no_answer, reduction=reduction
+            )
         return loss if weights is None else weighted_mean(loss, weights)
 
     def fit_decoding(
@@ -200,7 +207,7 @@ class SquadTask(Task):
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON from which `task_from_dict` rebuilds this task."""
-        plain = ("name", "summary", "answerable", "max_tokens", "learning_rate", "batch_size")
+        plain = ("name", "summary", "answerable", "max_tokens", "learning_rate", "batch_size", "answerability_weight")
         description: dict[str, Any] = {"kind": self.kind} | {key: getattr(self, key) for key in plain}
         return description | {"own": vars(self.data_source) if isinstance(self.data_source, UserFiles) else None}
 

@@ -66,6 +66,7 @@ def encode_windows(examples: Sequence[Example], tokenizer: Any, max_tokens: int,
         offsets=np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]),
         labels=(tokens[:, 1] == 0).astype(np.int64) if answerable else tokens,
         example_ids=example_ids,
+        second_text_starts=np.array([np.argmax(w.spans[:, 0] >= 0) for w in windows_of_rows], dtype=np.int64),
         windows=windows_of_rows,
     )
 

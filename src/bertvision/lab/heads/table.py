@@ -8,6 +8,7 @@ from bertvision.heads.table import HeadEntry, adapter
 from bertvision.lab.heads.cnn import cnn_1xn, cnn_nxn
 from bertvision.lab.heads.inception import inception
 from bertvision.lab.heads.layer_attention import LayerAttention
+from bertvision.lab.heads.question_attention import question_attention
 from bertvision.lab.heads.wide_adapters import PAPER_SIZE, PoolThenNetwork, adapter_and_mix, pooled_adapter
 from bertvision.lab.heads.xception import xception, xception_small
 
@@ -15,6 +16,7 @@ from bertvision.lab.heads.xception import xception, xception_small
 PAPER_HEADS: dict[str, HeadEntry] = {
     "attention": HeadEntry(lambda shape, **options: Head(shape, LayerAttention(shape.num_channels, shape.hidden_size), **options), "attention over the layers, separately for each token"),
     "attention-skip": HeadEntry(lambda shape, **options: Head(shape, LayerAttention(shape.num_channels, shape.hidden_size), skip=True, **options), "the same, concatenated with the last layer"),
+    "question-attention": HeadEntry(lambda shape, size=64, keys=64, **options: question_attention(shape, size, keys, **options), "adapters, attention to the question, concatenated with the last layer"),
     "adapter-386": HeadEntry(lambda shape, size=PAPER_SIZE, **options: adapter(shape, size, **options), "a wide adapter shared by all layers", "adapter 386 shared"),
     "adapter-386-skip": HeadEntry(lambda shape, size=PAPER_SIZE, **options: adapter(shape, size, skip=True, **options), "the same, concatenated with the last layer", "adapter 386 shared + skip"),
     "adapter-386-independent": HeadEntry(lambda shape, size=PAPER_SIZE, **options: adapter(shape, size, shared=False, **options), "a separate wide adapter for each layer", "adapter 386 independent"),

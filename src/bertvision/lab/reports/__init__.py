@@ -1,6 +1,7 @@
 """Reports: one HTML page of all results, figures and tables as files, and leaderboard submissions."""
 
+from bertvision.lab.reports.claims import write_claims
 from bertvision.lab.reports.submission import write_submission
 from bertvision.lab.reports.writer import write_report
 
-__all__ = ["write_report", "write_submission"]
+__all__ = ["write_claims", "write_report", "write_submission"]
