@@ -197,7 +197,7 @@ class MultiLabelTask(TextTask):
         return super().to_dict() | own
 
 
-def parse_labels(label: Any, separator: str, refuse: Callable[[str], Any]) -> Sequence[Any]:
+def parse_labels(label: Any, separator: str, refuse: Callable[[str], Any]) -> tuple[Any, ...]:
     """Return the labels of a cell: a list, a string that holds a list, a string with a separator, or one label."""
 
     def refuse_cell(row: int, why: str) -> Any:

@@ -96,10 +96,10 @@ def tensors_from_answers(answers: list[dict[str, Any]]) -> list[Output]:
     """
     rows = []
     for answer in answers:
-        if "labels" in answer:
-            answer = answer | {"labels": json.dumps(answer["labels"], ensure_ascii=False)}
-        answer.pop("truncated", None)  # not every answer has this key
         scalars = {key: value for key, value in answer.items() if isinstance(value, str | int | float)}
+        scalars.pop("truncated", None)  # not every answer has this key
+        if "labels" in answer:
+            scalars = {"labels": json.dumps(answer["labels"], ensure_ascii=False)} | scalars
         rows.append(scalars | {f"probability_{key}": value for key, value in answer.get("probabilities", {}).items()})
     return [
         Output(name=name, shape=[len(rows)], datatype=DATATYPES[type(first)], data=[row.get(name) for row in rows])

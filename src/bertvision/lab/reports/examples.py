@@ -67,7 +67,7 @@ def _format_label(task: Any, label: Any) -> str:
         return f"{label:g}"
     classes = getattr(task, "classes", ())
     if task.independent_outputs:
-        return ", ".join(classes[index] for index in label) or "no label"
+        return ", ".join(str(classes[index]) for index in label) or "no label"
     return str(classes[int(label)]) if isinstance(label, int) else ("no answer" if not label else "an answer")
 
 
