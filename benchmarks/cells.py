@@ -6,7 +6,7 @@ that it can be stopped and resumed and several processes can share the work. `pa
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -87,15 +87,19 @@ class Cells:
         with file_lock(self.unpacked, wait=True):
             _save(self._file(key), pa.Table.from_pylist([row], schema=SCHEMA))
 
-    def pack(self) -> None:
-        """Move the cells that have files of their own into the Parquet file, which stays as it is if there are none."""
+    def pack(self, keep: Callable[[str], bool] | None = None) -> None:
+        """Move the cells that have files of their own into the Parquet file, which stays as it is if there are none.
+
+        With `keep`, cells whose keys it refuses are dropped.
+        """
         with file_lock(self.unpacked, wait=True):
             files = self._files()
-            if not files:
+            if not files and keep is None:
                 return
             rows = dict(self._rows())
             for file in files:
                 rows |= _load(file)
+            rows = {key: row for key, row in rows.items() if keep is None or keep(key)}
             _save(self.path, pa.concat_tables([rows[key] for key in sorted(rows)]).combine_chunks())
             for file in files:
                 file.unlink()

@@ -12,11 +12,11 @@ from dataclasses import replace
 
 import torch
 
+from bertvision.computed_states import ComputedStates
 from bertvision.encoders import load_encoder
 from bertvision.heads import HEADS, build_head
 from bertvision.pipeline import ExperimentData, prepare
 from bertvision.pipeline.experiment import TrainingConfig, make
-from bertvision.states import ComputedStates
 from bertvision.training import fit
 from bertvision.types import Batches, StateView
 

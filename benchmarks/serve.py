@@ -1,6 +1,7 @@
 """How much of the forward pass a server keeps, what batching gains, what nine heads cost, what ONNX gains.
 
     python benchmarks/serve.py [--seconds 15] [--clients 32] [--options '--batch-threads 1'] [--json FILE]
+    python benchmarks/serve.py --stages overload,attacks --json benchmarks/results/serve-overload.json
 
 MiniLM on Rotten Tomatoes (package registry), in one run: first the bare forward pass and the plain loop, then
 `bertvision serve` in a process of its own, asked by clients in this one. Prints each figure beside its bar.
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import cast
 
 import numpy as np
+import overload
 import torch
 
 import bertvision
@@ -197,22 +199,31 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=300, help="to train the heads on")
     parser.add_argument("--json", type=Path, help="write the figures here")
     parser.add_argument("--options", type=str.split, default=[], help="of `bertvision serve`, in one word")
+    parser.add_argument("--root", type=Path, help="of the runs, to use them again")
+    parser.add_argument("--stages", type=lambda names: names.split(","), default=["throughput", "onnx"])
     given = parser.parse_args()
     report = Report()
+    heads = HEADS if "throughput" in given.stages else HEADS[:1]
     with tempfile.TemporaryDirectory() as place:
         result = bertvision.run(
-            task="rotten-tomatoes", source="registry", limit=given.rows, limit_dev=400, heads=HEADS, fractions=[0.0],
-            controls=False, train={"epochs": 1}, max_tokens=256, root=place,
+            task="rotten-tomatoes", source="registry", limit=given.rows, limit_dev=400, heads=heads, fractions=[0.0],
+            controls=False, train={"epochs": 1}, max_tokens=256, root=given.root or place,
         )  # fmt: skip
         runs = [run.directory for run in result.runs if run.kind == "head"]
         model = load(result.best)
         long, short = texts_of(model, 200, 170, 256), texts_of(model, 24, 12, 256)
-        mean = float(model.encode(long).lengths.mean())
-        forward = bare(model, long, given.clients, given.seconds)
-        loop = plain_loop(model, short, given.seconds)
-        print(f"bare forward {forward:,.0f} tokens/s at {mean:.0f} tokens a text; plain loop {loop:.1f} texts/s")
-        serve(report, given, runs, long, short, forward, loop)
-        onnx(report, model, short, Path(place) / "onnx")
+        if "throughput" in given.stages:
+            mean = float(model.encode(long).lengths.mean())
+            forward = bare(model, long, given.clients, given.seconds)
+            loop = plain_loop(model, short, given.seconds)
+            print(f"bare forward {forward:,.0f} tokens/s at {mean:.0f} tokens a text; plain loop {loop:.1f} texts/s")
+            serve(report, given, runs, long, short, forward, loop)
+        if "onnx" in given.stages:
+            onnx(report, model, short, Path(place) / "onnx")
+        if "overload" in given.stages:
+            overload.overload(report, runs[0], [request([text], []) for text in short], given.seconds)
+        if "attacks" in given.stages:
+            overload.attacks(report, runs[0], given.seconds)
     if given.json:
         given.json.write_text(json.dumps(report.rows, indent=2) + "\n")
     sys.exit(0 if all(row["met"] for row in report.rows) else 1)

@@ -66,3 +66,13 @@ def test_errors():
         combine([sentence(1), sentence(2, rows=4)])
     with pytest.raises(BertVisionError, match="Unknown way to combine 'maxx'"):
         combine([sentence(1), sentence(2)], "maxx")
+
+
+def test_tags_of_tokens_are_combined_like_classes():
+    random = np.random.default_rng(0)
+    members = [random.standard_normal((5, 3)).astype(np.float32) for _ in range(2)]
+    ids, offsets = ["a", "b"], np.array([0, 2, 5])
+    tags = [Predictions(ids=ids, logits=logits, offsets=offsets) for logits in members]
+    texts = [Predictions(ids=list("abcde"), logits=logits) for logits in members]
+    combined = combine(tags, "mean", tags=True)
+    assert np.array_equal(combined.logits, combine(texts, "mean").logits) and combined.offsets is offsets

@@ -146,12 +146,20 @@ def test_to_datasets(encoder):
         ({"layers": "first"}, "Unknown choice of layers 'first'"),
         ({"layers": [4]}, "from -4 to 3"),
         ({"layers": []}, "from -4 to 3"),
+        ({"layers": 2.5}, "from -4 to 3"),
         ({"dtype": "int2", "output": "x"}, "Unknown type of stored states"),
     ],
 )
 def test_wrong_arguments_get_a_sentence(encoder, options, message):
     with pytest.raises(BertVisionError, match=message):
         extract(encoder, TEXTS, **options)
+
+
+def test_what_is_no_encoder_or_states_gets_a_sentence():
+    with pytest.raises(BertVisionError, match="encoder must be an Encoder, a name or a path, got a int"):
+        extract(5, TEXTS)
+    with pytest.raises(BertVisionError, match="what `extract` returned, got a list"):
+        fit_head([1, 2], [0, 1])
 
 
 class LastMean(nn.Module):

@@ -18,7 +18,19 @@ CORE = [
 ]
 """Modules and packages of the core, from the lowest row to the highest. A module imports from lower rows only."""
 LIBRARY = [
-    ["statistics", "ensembles", "records", "legacy", "inputs", "trackers", "memory"],
+    ["token_tasks"],
+    [
+        "statistics",
+        "ensembles",
+        "records",
+        "legacy",
+        "inputs",
+        "trackers",
+        "arrays",
+        "memory",
+        "prediction",
+        "computed_states",
+    ],
     ["runs", "hidden_states"],
     ["shared_encoders", "model_card"],
     ["sharing", "onnx_model"],

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from bertvision import legacy
+from bertvision.arrays import save_predictions
 from bertvision.files import save_tensors
 from bertvision.heads import HeadConfig, build_head, load_head_weights
 from bertvision.heads.legacy import WEIGHTS
@@ -67,7 +68,8 @@ def old_run(tmp_path):
     old = {".".join(renamed.get(part, part) for part in key.split(".")): value for key, value in tensors.items()}
     assert "head.copies.0.adapt.weight" in old
     save_tensors(tmp_path / "head.safetensors", old)
-    Predictions(ids=["1"], logits=np.zeros((1, 2), dtype=np.float32)).save(tmp_path / "predictions.npz")
+    predictions = Predictions(ids=["1"], logits=np.zeros((1, 2), dtype=np.float32))
+    save_predictions(tmp_path / "predictions.npz", predictions)
     return tmp_path
 
 
@@ -75,7 +77,7 @@ def test_a_run_of_format_1_is_read(old_run):
     run = open_run(old_run)
     assert run.name == NEW_HEAD and run.kind == "evaluated" and run.record.task == TASK
     assert run.record.encoder == "minilm" and run.record.encoder_hash == "0123"
-    assert run.encoder_directory == old_run / "../backbone"
+    assert run.record.encoder_path == "../backbone"
     assert run.record.head_shape == HeadShape(**legacy.upgrade_shape(SHAPE))
     metrics = run.metrics
     assert metrics.scores == {"accuracy": 81.0} and run.primary_score == 81.0 and run.validation_score == (80.0, -0.4)

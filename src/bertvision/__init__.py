@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from bertvision.encoders import ENCODERS, Encoder, load_encoder, register_encoder
     from bertvision.errors import BertVisionError
-    from bertvision.estimators import QuestionAnswerer, TextClassifier, TextRegressor
+    from bertvision.estimators import QuestionAnswerer, TextClassifier, TextRegressor, TokenClassifier
     from bertvision.heads import HEADS, build_head, register_head
     from bertvision.hidden_states import HiddenStates, extract, fit_head
     from bertvision.pipeline import ExperimentResult, run
@@ -21,6 +21,7 @@ __version__ = "0.2.0.dev0"
 _MODULES = {
     "TextClassifier": "estimators",
     "TextRegressor": "estimators",
+    "TokenClassifier": "estimators",
     "QuestionAnswerer": "estimators",
     "run": "pipeline",
     "load": "trained_model",
@@ -56,6 +57,7 @@ __all__ = [
     "QuestionAnswerer",
     "TextClassifier",
     "TextRegressor",
+    "TokenClassifier",
     "TrainedModel",
     "HeadShape",
     "TASKS",
@@ -78,4 +80,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted([*__all__, "__version__"])

@@ -12,6 +12,7 @@ from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 from bertvision.errors import BertVisionError
 from bertvision.inputs import MultiLabelTask, calibration_errors, read_examples
 from bertvision.tasks import Example, Task, TextTask
+from bertvision.token_tasks import TokenTask, entity_scores
 from bertvision.trained_model import TrainedModel
 
 AVERAGES = ("macro avg", "weighted avg")
@@ -38,7 +39,7 @@ class Evaluation:
     """The metrics of the task, in percent."""
     rows: int
     classes: dict[str, ClassScores] = field(default_factory=dict)
-    """Scores of each class, then the averages of AVERAGES. Empty for regression and for answers to questions."""
+    """Scores of each class or entity type, then averages. Empty for regression and for answers to questions."""
     confusion: list[list[int]] = field(default_factory=list)
     """Counts by label (rows) and predicted class (columns), in the order of `classes`. Empty for several labels."""
 
@@ -61,7 +62,7 @@ def evaluate_file(
 
     Args:
         model: The model.
-        path: A CSV, TSV, JSONL or Parquet file, or a JSON file in the SQuAD format.
+        path: A CSV, TSV, JSONL or Parquet file, a JSON file in the SQuAD format, or a CoNLL file.
         text: Column of the text; by default that of the training data.
         text_pair: Column of the second text of a pair.
         label: Column of the label.
@@ -91,6 +92,10 @@ def _read(task: Task, path: Path) -> list[Example]:
 def evaluation(task: Task, outcomes: np.ndarray, calibration: Mapping[str, float] | None = None) -> Evaluation:
     """Return the scores of outcomes, which `Task.outcomes` computes from answers and labels."""
     scores = task.compute_metrics(outcomes) | dict(calibration or {})
+    if isinstance(task, TokenTask):
+        by_type = entity_scores(task.type_counts(outcomes), task.entity_types)
+        types = {name: ClassScores(**row._asdict()) for name, row in by_type.items()}
+        return Evaluation(scores=scores, rows=len(outcomes), classes=types)
     classes: Sequence[str] = getattr(task, "classes", ())
     if not classes:
         return Evaluation(scores=scores, rows=len(outcomes))
@@ -130,6 +135,8 @@ def with_columns(task: Task, *, text: str = "", text_pair: str = "", label: str 
     """Return the task with other names of columns; empty names are kept."""
     if not (text or text_pair or label):
         return task
+    if isinstance(task, TokenTask) and not text_pair:
+        return replace(task, text=text or task.text, label=label or task.label)
     if not isinstance(task, TextTask):
         raise BertVisionError(f"{task.name} reads files in the SQuAD format, which have no columns to name.")
     if text_pair and len(task.texts) == 1:

@@ -6,7 +6,7 @@ import json
 import os
 import platform
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -18,6 +18,9 @@ from bertvision.errors import BertVisionError
 if TYPE_CHECKING:
     from torch import Tensor
 
+MAX_JSON = 64 * 1024**2  # bytes of the files of runs, models and stores
+MAX_DEPTH = 100
+MAX_DIGITS = 300  # a float has at most 309
 HOST = platform.node() or "localhost"  # machines that share a disk may have processes with the same id
 
 
@@ -134,16 +137,64 @@ def write_json(path: Path, value: Any) -> None:
         file.write((json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
 
 
-def read_json(path: Path, what: str) -> Any:
+def read_json(path: Path, what: str, max_bytes: int = MAX_JSON) -> Any:
     """Read a JSON file. `what` names it in error messages."""
     try:
-        return json.loads(Path(path).read_bytes())
+        if (size := os.stat(path).st_size) > max_bytes:
+            raise ValueError(f"it has {size:,} bytes, more than {max_bytes:,}")
+        return parse_json(Path(path).read_bytes())
     except FileNotFoundError:
         raise BertVisionError(f"No {what} at {path}.") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise BertVisionError(f"{path} is not valid JSON, so it cannot be the {what}: {error}.") from error
     except OSError as error:
         raise BertVisionError(f"Cannot read {path}: {error.strerror}.") from error
+
+
+def parse_json(content: str | bytes) -> Any:
+    """Parse JSON of unknown origin. A ValueError says what the rest of the program could not process."""
+    try:
+        value = json.loads(content, parse_int=_parse_int)
+        level, depth = [value], 0
+        while level := [entry for group in level for entry in _entries(group)]:
+            if (depth := depth + 1) > MAX_DEPTH:
+                raise RecursionError
+        if (b"\\u" if isinstance(content, bytes) else "\\u") in content:  # pyright: ignore[reportOperatorIssue]
+            json.dumps(value, ensure_ascii=False).encode()
+    except RecursionError:
+        raise ValueError(f"it is nested more than {MAX_DEPTH} levels deep") from None
+    except UnicodeEncodeError:
+        raise ValueError("it contains a lone surrogate, which is not valid Unicode") from None
+    return value
+
+
+def _entries(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+
+
+def _parse_int(digits: str) -> int:
+    if len(digits) > MAX_DIGITS:
+        raise ValueError(f"it contains a number of {len(digits):,} digits")
+    return int(digits)
+
+
+def inside(root: Path, path: str | Path, directory: Path | None = None) -> Path:
+    """Return a path that a received file names, relative to `directory` (default: `root`), if it stays in `root`.
+
+    Absolute paths, paths that leave `root`, symbolic links below it and special files are refused. In a snapshot of
+    the Hub's cache, links to the cache's own files are followed.
+    """
+    root = Path(os.path.abspath(root))
+    target = Path(os.path.normpath(Path(directory or root).absolute() / path))
+    if "\0" in str(path) or Path(path).anchor or not target.is_relative_to(root):
+        raise BertVisionError(f"{root} refers to {str(path)!r}, which is outside of it. Nothing outside of it is read.")
+    blobs = root.resolve().parents[1] / "blobs" if root.parent.name == "snapshots" else None
+    for part in (target, *target.parents[: len(target.parts) - len(root.parts)]):
+        if part != root and part.is_symlink() and part.resolve().parent != blobs:
+            raise BertVisionError(f"{part} is a symbolic link, which is not followed. Put a copy of the file there.")
+    if target.exists() and not target.is_file() and not target.is_dir():
+        raise BertVisionError(f"{target} is neither a file nor a directory.")
+    return target
 
 
 def file_hash(path: Path) -> str:
@@ -180,5 +231,5 @@ def load_tensors(path: Path, what: str) -> tuple[dict[str, "Tensor"], dict[str, 
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}
     except FileNotFoundError:
         raise BertVisionError(f"No {what} at {path}.") from None
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, ValueError, TypeError, RuntimeError) as error:
         raise BertVisionError(f"{path} is not a readable {what}: {error}.") from error

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -18,15 +18,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import Dataset
 
+from bertvision.computed_states import ComputedStates
 from bertvision.encoders import Encoder, tokenizer_hash
 from bertvision.errors import BertVisionError, lookup
-from bertvision.files import load_tensors, read_json, save_tensors, write_json
+from bertvision.files import inside, load_tensors, read_json, save_tensors, write_json
 from bertvision.heads import DEFAULT_LEARNING_RATES, HeadConfig, build_head, load_head_weights
 from bertvision.heads.token_pooling import ClsPooling, MaxPooling, MeanPooling
 from bertvision.inputs import ClassLabelEncoder, read_rows
+from bertvision.prediction import predict
+from bertvision.records import check_head_size, read_shape
 from bertvision.states import (
     BatchPlan,
-    ComputedStates,
     InMemoryStates,
     RowTable,
     StateSource,
@@ -40,7 +42,7 @@ from bertvision.states import (
 from bertvision.tasks import Example
 from bertvision.tasks.encoding import encode_texts
 from bertvision.tasks.splitting import count_of, draw, quantile_bins
-from bertvision.training import Callback, FitOptions, TrainingConfig, fit, predict
+from bertvision.training import Callback, FitOptions, TrainingConfig, fit
 from bertvision.types import Batch, HeadShape, StateView
 
 if TYPE_CHECKING:
@@ -162,7 +164,7 @@ class _PooledStates:
 
 
 def extract(
-    encoder: Encoder | str,
+    encoder: Encoder | str | Path,
     texts: Any,
     *,
     layers: str | Sequence[int] = "all",
@@ -184,7 +186,7 @@ def extract(
         output: A directory, to write the states to a store while they are computed. An interrupted call resumes.
         dtype: The number type of a store: "float32", "float16", "bfloat16", "int8" or "int4".
     """
-    encoder = encoder if isinstance(encoder, Encoder) else Encoder.from_pretrained(encoder)
+    encoder = _load_encoder(encoder)
     if pooling is not None:
         lookup(POOLINGS, pooling, "pooling")
     rows = read_rows(texts, labelled=False)
@@ -222,15 +224,25 @@ def extract(
     return HiddenStates.from_store(store)
 
 
+def _load_encoder(encoder: Any) -> Encoder:
+    """Return an encoder; load it if it is a name or a path."""
+    if isinstance(encoder, Encoder):
+        return encoder
+    if not isinstance(encoder, str | Path):
+        raise BertVisionError(f"encoder must be an Encoder, a name or a path, got a {type(encoder).__name__}.")
+    return Encoder.from_pretrained(str(encoder))
+
+
 def _layer_numbers(layers: str | Sequence[int], num_layers: int) -> tuple[int, ...]:
     """Return the numbers of the chosen layers, in rising order."""
     if isinstance(layers, str):
         chosen: Sequence[int] = lookup({"all": range(num_layers), "last": [num_layers - 1]}, layers, "choice of layers")
     else:
-        chosen = list(layers)
-    if not chosen or not all(-num_layers <= layer < num_layers for layer in chosen):
-        raise BertVisionError(f"layers must be numbers from {-num_layers} to {num_layers - 1}; got {list(chosen)}.")
-    return tuple(sorted({layer % num_layers for layer in chosen}))
+        chosen = list(layers) if isinstance(layers, Iterable) else [layers]
+    allowed = range(-num_layers, num_layers)
+    if not chosen or any(isinstance(layer, str) or layer not in allowed for layer in chosen):
+        raise BertVisionError(f"layers must be whole numbers from {-num_layers} to {num_layers - 1}; got {layers!r}.")
+    return tuple(sorted({int(layer) % num_layers for layer in chosen}))
 
 
 def _identity(encoder: Encoder, texts: Sequence[Any], max_tokens: int, pooling: str | None) -> dict[str, Any]:
@@ -329,17 +341,23 @@ class FittedHead:
     @classmethod
     def load(cls, directory: str | Path, head: nn.Module | type[nn.Module] | None = None) -> "FittedHead":
         """Load a head that `save` wrote. A module of your own is needed as `head`, because its code is not saved."""
-        description = read_json(Path(directory) / "head.json", "fitted head")
-        shape = HeadShape(**description["shape"])
-        config = HeadConfig.from_dict(description["head"]) if description["head"] else None
+        path = inside(Path(directory), "head.json")
+        try:
+            description = read_json(path, "fitted head")
+            shape, labels = read_shape(description["shape"], str(path)), description["labels"]
+            config = HeadConfig.from_dict(description["head"]) if description["head"] else None
+        except (KeyError, TypeError, AttributeError) as error:
+            raise BertVisionError(f"{path} is damaged: {error!r}.") from error
         if config is None and head is None:
             raise BertVisionError(
                 f"The head in {directory} is the module {description['module']}, whose code is not saved. Give the "
                 "class or an instance of it: FittedHead.load(directory, head=...)."
             )
+        weights = load_tensors(inside(Path(directory), "head.safetensors"), "fitted head")[0]
+        if config is not None:
+            check_head_size(config, shape, weights, str(directory))
         module = _build_module(config or head, shape)
-        load_head_weights(module, load_tensors(Path(directory) / "head.safetensors", "fitted head")[0])
-        labels = description["labels"]
+        load_head_weights(module, weights)
         encoder = ClassLabelEncoder.from_dict(labels) if labels else None
         return cls(module=module.eval(), shape=shape, config=config, label_encoder=encoder)
 
@@ -369,6 +387,8 @@ def fit_head(
         random_state: Seed of the split, the initial weights, the order of rows and dropout.
         callbacks: Callbacks of the training loop.
     """
+    if not isinstance(states, HiddenStates):
+        raise BertVisionError(f"states must be what `extract` returned, got a {type(states).__name__}.")
     labels, encoder = _encode_labels(y, len(states))
     shape = HeadShape(
         num_layers=states.num_layers,

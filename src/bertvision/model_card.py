@@ -59,6 +59,8 @@ def pipeline_tag(task: dict[str, Any]) -> str:
     """Return the Hub's name for the type of a task."""
     if task["kind"] == "squad":
         return "text-classification" if task["answerable"] else "question-answering"
+    if task["kind"] == "tokens":
+        return "token-classification"
     is_pair_regression = len(task.get("texts", ())) == 2 and not task.get("classes")
     return "sentence-similarity" if is_pair_regression else "text-classification"
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from bertvision.errors import BertVisionError
-from bertvision.files import file_hash, read_json
+from bertvision.files import file_hash, inside, read_json
 from bertvision.records import ExportRecord
 from bertvision.runs import Run, open_run
 from bertvision.shared_encoders import AttachedHead
@@ -25,6 +25,7 @@ FORMAT = 3
 READABLE_FORMATS = (2, 3)
 """In format 2, `attention_mask` holds 2 for the tokens of a pair's second text, and there are no `text_ids`."""
 MANIFEST = "exported.json"
+FIELDS = {"format": int, "type": str, "weights": str, "sha256": str, "runs": list}
 GRAPH = "model.onnx"
 
 
@@ -35,7 +36,7 @@ def is_exported(directory: Path) -> bool:
 
 def exported_runs(directory: Path) -> list[Run]:
     """Return the runs of an export."""
-    return [open_run(directory / path) for path in _manifest(directory)["runs"]]
+    return [open_run(inside(directory, path)) for path in _manifest(directory)["runs"]]
 
 
 def export_of(run: Run) -> ExportRecord:
@@ -46,10 +47,16 @@ def export_of(run: Run) -> ExportRecord:
 
 
 def _manifest(directory: Path) -> dict[str, Any]:
-    manifest = read_json(directory / MANIFEST, "exported model")
-    if manifest.get("format") not in READABLE_FORMATS:
+    manifest = read_json(inside(directory, MANIFEST), "exported model")
+    if not isinstance(manifest, dict) or not all(type(manifest.get(key)) is kind for key, kind in FIELDS.items()):
         raise BertVisionError(
-            f"{directory} was exported in format {manifest.get('format')}; this version reads "
+            f"{directory / MANIFEST} is damaged: it needs {', '.join(FIELDS)}. Export the model again."
+        )
+    if not all(isinstance(path, str) for path in manifest["runs"]) or len(manifest["runs"]) > 1000:
+        raise BertVisionError(f"{directory / MANIFEST} is damaged: its runs are not a list of paths.")
+    if manifest["format"] not in READABLE_FORMATS:
+        raise BertVisionError(
+            f"{directory} was exported in format {manifest['format']}; this version reads "
             f"{' and '.join(map(str, READABLE_FORMATS))}. Export the model again."
         )
     return manifest
@@ -69,7 +76,9 @@ class OnnxEncoder:
     def __init__(self, directory: Path):
         ort = onnxruntime()
         manifest = _manifest(directory)
-        if file_hash(directory / GRAPH) != manifest["sha256"]:
+        for path in directory.iterdir():  # the graph may name other files of its directory
+            inside(directory, path.name)
+        if not (directory / GRAPH).is_file() or file_hash(directory / GRAPH) != manifest["sha256"]:
             raise BertVisionError(f"{directory / GRAPH} is not the graph that was exported there. Export it again.")
         self.weights: str = manifest["weights"]
         self.format: int = manifest["format"]

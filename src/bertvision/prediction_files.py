@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any, BinaryIO, TextIO, cast
 
 from bertvision.errors import BertVisionError, suggestion
-from bertvision.files import atomic_write
+from bertvision.files import atomic_write, parse_json
 from bertvision.tasks import Task
 from bertvision.tasks.reading import csv_delimiter, read_squad
+from bertvision.token_tasks import TokenTask, join_words
+from bertvision.token_tasks.reading import CONLL_ENDINGS, WORD_COLUMNS, read_conll
 from bertvision.trained_model import GENERIC_NAMES, Item, TrainedModel
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -78,7 +80,7 @@ class FilePredictionSummary:
 
 @contextmanager
 def open_input(path: str | Path, task: Task, *, text: str = "", text_pair: str = "") -> Iterator[InputFile]:
-    """Open a CSV, TSV, JSONL, Parquet, text or SQuAD file, or "-" for standard input.
+    """Open a CSV, TSV, JSONL, Parquet, text, SQuAD or CoNLL file, or "-" for standard input.
 
     Standard input contains JSON lines or plain text, one item per line; the first line determines which.
 
@@ -101,6 +103,8 @@ def open_input(path: str | Path, task: Task, *, text: str = "", text_pair: str =
         yield InputFile(name=str(path), format="parquet", rows=table_rows(_parquet_objects(path), columns))
     elif suffix == ".json":
         yield InputFile(name=str(path), format="jsonl", rows=table_rows(_squad_objects(path), columns))
+    elif suffix in CONLL_ENDINGS and isinstance(task, TokenTask):
+        yield InputFile(name=str(path), format="conll", rows=table_rows(_conll_objects(path), columns))
     elif suffix not in (".csv", ".tsv", ".jsonl", ".txt"):
         raise BertVisionError(
             f"Cannot read {path}: the ending {path.suffix!r} is unknown. Known: .csv, .tsv, .jsonl, .parquet, .txt, "
@@ -128,6 +132,7 @@ class TextColumns:
             raise BertVisionError(f"{task.name} takes one text, so there is no column of a second text to name.")
         self.given = (text, text_pair)[: len(self.names)]
         self.trained = getattr(task, "texts", task.text_names)
+        self.takes_words = isinstance(task, TokenTask)
         self.label = getattr(task, "label", "label")
 
     def find(self, columns: Sequence[str]) -> list[str]:
@@ -145,6 +150,7 @@ class TextColumns:
                 raise BertVisionError(f"{self.source} has no column {given!r}.{hint} It has: {listed}.")
             return given
         expected = (self.trained[position], self.names[position], GENERIC_NAMES[position])
+        expected = (*WORD_COLUMNS, *expected) if self.takes_words else expected
         lowered = {name.lower(): name for name in columns}
         for name in expected:
             if name in columns or name.lower() in lowered:
@@ -157,6 +163,8 @@ class TextColumns:
 
     def row(self, line: int, values: dict[str, Any], texts: Sequence[str]) -> InputRow:
         """Return the row whose texts are in the columns `texts`."""
+        if self.takes_words and isinstance(words := values.get(texts[0]), list):
+            return InputRow(line=line, values=values, item=words)
         for name in texts:
             if not isinstance(values.get(name), str):
                 error = f"column {name!r} holds {values.get(name)!r} where a text was expected"
@@ -226,9 +234,9 @@ def json_rows(lines: Iterator[tuple[int, str]], columns: TextColumns) -> Iterato
         if not content.strip():
             continue
         try:
-            value = json.loads(content)
-        except json.JSONDecodeError as error:
-            yield InputRow(line=line, values={}, error=f"not valid JSON: {error.msg}")
+            value = parse_json(content)
+        except ValueError as error:
+            yield InputRow(line=line, values={}, error=f"not valid JSON: {getattr(error, 'msg', error)}")
             continue
         if isinstance(value, dict):
             texts = texts or columns.find(list(value))
@@ -264,8 +272,8 @@ def _sniff(lines: Iterator[tuple[int, str]], columns: TextColumns) -> tuple[str,
     if first is None:
         raise BertVisionError("Standard input is empty.")
     try:
-        is_json = isinstance(json.loads(first[1]), dict | list | str)
-    except json.JSONDecodeError:
+        is_json = isinstance(parse_json(first[1]), dict | list | str)
+    except ValueError:
         is_json = False
     lines = chain([first], lines)
     return "jsonl", json_rows(lines, columns) if is_json else text_rows(lines, columns)
@@ -286,6 +294,11 @@ def _parquet_objects(path: Path) -> Iterator[dict[str, Any]]:
 def _squad_objects(path: Path) -> Iterator[dict[str, Any]]:
     for example in read_squad(path):
         yield {"id": example.id, "question": example.texts[0], "context": example.texts[1]}
+
+
+def _conll_objects(path: Path) -> Iterator[dict[str, Any]]:
+    for sentence in read_conll(path):
+        yield {"tokens": sentence.words, "tags": sentence.labels}
 
 
 # Predicting
@@ -339,8 +352,9 @@ def answer_columns(answer: Mapping[str, Any], *, nbest: bool = False, flat: bool
     """Return an answer as columns.
 
     A class has the columns label and probability, several labels the columns labels and probabilities, a number the
-    column value, and the answer to a question the columns answer, score and no_answer_probability. With `nbest`,
-    candidates are added, in numbered columns if `flat`. The columns of BERT's own head begin with "bert_".
+    column value, entities the column entities, as JSON if `flat`, and the answer to a question the columns answer,
+    score and no_answer_probability. With `nbest`, candidates are added, in numbered columns if `flat`. The columns of
+    BERT's own head begin with "bert_".
     """
     if "label" in answer:
         columns = {"label": answer["label"], "probability": answer["probability"]}
@@ -350,6 +364,8 @@ def answer_columns(answer: Mapping[str, Any], *, nbest: bool = False, flat: bool
     elif "answer" in answer:
         columns = {name: answer[name] for name in ("answer", "score")}
         columns["no_answer_probability"] = answer["null_probability"]
+    elif "entities" in answer:
+        columns = {"entities": json.dumps(answer["entities"], ensure_ascii=False) if flat else answer["entities"]}
     else:
         columns = {"value": answer["score"]}
     candidates = answer.get("nbest", []) if nbest else []
@@ -385,6 +401,8 @@ def expected_columns(task: Task, nbest: int | None = None, bert: bool = False) -
         columns = ["label", "probability"]
         ranks = range(2, min(nbest or 1, len(classes)) + 1)
         columns += [f"{name}_{rank}" for rank in ranks for name in ("label", "probability")]
+    elif isinstance(task, TokenTask):
+        columns = ["entities"]
     elif task.per_token:
         columns = ["answer", "score", "no_answer_probability"]
         ranks = range(1, (nbest or 0) + 1)
@@ -473,7 +491,31 @@ def _parquet_type(field: Any) -> Any:
     return pyarrow.float64() if re.search(r"(probability|score|value)(_\d+)?$", field.name) else pyarrow.string()
 
 
+def _write_conll(file: BinaryIO, rows: Iterator[tuple[dict[str, Any], dict[str, Any]]]) -> None:
+    """Write one word in each line, with its tag in the input, if there is one, and the predicted tag."""
+    for values, added in rows:
+        words = next((values[name] for name in WORD_COLUMNS if isinstance(values.get(name), list)), None)
+        if words is None or not all(isinstance(word, str) for word in words):
+            raise BertVisionError("Only lists of words can be written in the CoNLL format. Write .jsonl for texts.")
+        predicted = _tags(words, added.get("entities") or [])
+        columns = [words, *([values["tags"]] if "tags" in values else []), predicted]
+        lines = ["\t".join(map(str, line)) for line in zip(*columns, strict=True)]
+        file.write("\n".join([*lines, "", ""]).encode())
+
+
+def _tags(words: Sequence[str], entities: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the IOB2 tags of words, from entities in their joined text."""
+    tags = ["O"] * len(words)
+    _, spans = join_words(words)
+    for entity in entities:
+        for number, (start, end) in enumerate(spans):
+            if start >= entity["start"] and end <= entity["end"]:
+                tags[number] = f"{'B' if start == entity['start'] else 'I'}-{entity['type']}"
+    return tags
+
+
 WRITERS: dict[str, Writer] = {
+    "conll": _write_conll,
     "csv": lambda file, rows: _write_separated(file, rows, tabs=False),
     "tsv": lambda file, rows: _write_separated(file, rows, tabs=True),
     "jsonl": _write_jsonl,
@@ -528,7 +570,8 @@ def predict_file(
     Args:
         model: The model.
         source: The rows, from `open_input`.
-        output: The file to write: .csv, .tsv, .jsonl or .parquet; "-" is standard output, in the format of the input.
+        output: The file to write: .csv, .tsv, .jsonl, .parquet or .conll; "-" is standard output, in the format of the
+            input.
         nbest: Number of candidates to add.
         bert: Whether to add the answers of BERT's own head.
     """
@@ -539,7 +582,7 @@ def predict_file(
         raise BertVisionError(f"Cannot write {output}: its name must end in .{', .'.join(WRITERS)}.")
     counts = {"rows": 0, "failed": 0, "truncated": 0}
     first_errors: list[str] = []
-    flat = format != "jsonl"
+    flat = format not in ("jsonl", "conll")
     empty = dict.fromkeys(expected_columns(model.task, nbest, bert)) if flat else {}
 
     def columns() -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:

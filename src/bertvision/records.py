@@ -1,12 +1,22 @@
 """The contents of a run's JSON files as frozen dataclasses: its settings and its results."""
 
-from dataclasses import MISSING, asdict, dataclass, field, fields
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
+from functools import cache
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+from torch import Tensor
 
 from bertvision.errors import BertVisionError
+from bertvision.heads import HeadConfig, count_parameters
+from bertvision.tasks.kinds import TASK_KINDS
 from bertvision.types import HeadShape
 
 T = TypeVar("T")
+
+SPARE_PARAMETERS = 10**6  # that are not saved
+MAX_LAYERS, MAX_DIMENSION = 1000, 10**7
+"""The largest number of layers, and the largest of other dimensions, in a record. Larger ones are damaged."""
 
 KINDS = {
     "bert": "the fine-tuned encoder with BERT's own head",
@@ -89,11 +99,10 @@ class Metrics(TrainingSummary):
     @classmethod
     def from_dict(cls, values: dict[str, Any], where: str = "metrics") -> "Metrics":
         """Build the metrics from what `to_dict` returned."""
-        values = dict(values)
-        for name in ("interval", "validation_score"):
-            values[name] = tuple(values.get(name, ()))
-        values["seconds"] = _build(TrainingSeconds, values.get("seconds", {}), where)
-        return _build(cls, values, where)
+        metrics = _build(cls, _object(values, where), where)
+        if metrics.primary_metric not in metrics.scores:
+            raise BertVisionError(f"{where} is damaged: it has no score {metrics.primary_metric!r}.")
+        return metrics
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,13 +162,16 @@ class RunRecord:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any], where: str = "record") -> "RunRecord":
-        """Build the record from what `to_dict` returned."""
-        values = dict(values) | {"members": tuple(values.get("members", ()))}
-        if values.get("shape") is not None:
-            values["shape"] = _build(HeadShape, values["shape"], where)
-        if values.get("export") is not None:
-            values["export"] = _build(ExportRecord, values["export"], where)
-        return _build(cls, values, where)
+        """Build the record from what `to_dict` returned. Types and dimensions are checked."""
+        record = _build(cls, _object(values, where), where)
+        if record.kind not in KINDS:
+            raise BertVisionError(f"{where} is damaged: there are no runs of the kind {record.kind!r}.")
+        if len(record.members) > MAX_LAYERS or not 1 <= record.max_tokens <= MAX_DIMENSION:
+            raise BertVisionError(f"{where} is damaged: {len(record.members)} members, {record.max_tokens} tokens.")
+        if record.shape is not None:
+            check_shape(record.shape, where)
+        _check_task(record.task, where)
+        return record
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,16 +194,87 @@ class CheckpointRecord:
     @classmethod
     def from_dict(cls, values: dict[str, Any], where: str = "checkpoint") -> "CheckpointRecord":
         """Build the record from what `to_dict` returned."""
-        return _build(cls, values, where)
+        return _build(cls, _object(values, where), where)
+
+
+def read_shape(values: Any, where: str) -> HeadShape:
+    """Return the shape of a head from JSON, with types and dimensions checked."""
+    return check_shape(_build(HeadShape, _object(values, where), where), where)
+
+
+def check_shape(shape: HeadShape, where: str) -> HeadShape:
+    """Return the shape of a head if its dimensions are possible."""
+    dimensions = [shape.max_tokens, shape.hidden_size, shape.num_outputs]
+    if not 1 <= shape.num_layers <= MAX_LAYERS or not all(1 <= size <= MAX_DIMENSION for size in dimensions):
+        raise BertVisionError(f"{where} is damaged: the dimensions of its head are {shape.num_layers}, {dimensions}.")
+    return shape
+
+
+def check_head_size(config: HeadConfig, shape: HeadShape, weights: Mapping[str, Tensor], where: str) -> None:
+    """Refuse a head that is much larger than its weights, before memory is allocated for it."""
+    held, needed = sum(tensor.numel() for tensor in weights.values()), count_parameters(config, shape)[0]
+    if needed > 2 * held + SPARE_PARAMETERS:
+        raise BertVisionError(
+            f"{where} is damaged: its head needs {needed:,} parameters, but its weights are {held:,}."
+        )
+
+
+def _object(values: Any, where: str) -> dict[str, Any]:
+    """Return a JSON object; raise an error for other values."""
+    if not isinstance(values, dict):
+        raise BertVisionError(f"{where} is damaged: a JSON object was expected, got {str(values)[:40]!r}.")
+    return values
 
 
 def _build(kind: type[T], values: dict[str, Any], where: str) -> T:
     """Build a dataclass; keys it does not have are ignored, so that fields can be added without a new format."""
-    names = {item.name for item in fields(kind)}  # pyright: ignore[reportArgumentType]
+    hints = _hints(kind)
     try:
-        return kind(**{name: value for name, value in values.items() if name in names})
+        return kind(
+            **{name: _typed(value, hints[name], f"{where}: {name}") for name, value in values.items() if name in hints}
+        )
     except TypeError as error:
         raise BertVisionError(f"{where} is incomplete: {error}.") from error
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    """Return the types of the fields of a dataclass that are arguments."""
+    hints = get_type_hints(kind)
+    return {item.name: hints[item.name] for item in fields(kind) if item.init}
+
+
+def _typed(value: Any, hint: Any, where: str) -> Any:
+    """Return a JSON value as the type of a field. Raise an error if it is of another type."""
+    if is_dataclass(hint) and isinstance(value, dict):
+        return _build(hint, value, where)  # pyright: ignore[reportArgumentType]
+    origin, arguments = get_origin(hint), get_args(hint)
+    if type(None) in arguments:
+        return None if value is None else _typed(value, arguments[0], where)
+    if origin is tuple and isinstance(value, list | tuple):
+        kinds = arguments[:1] * len(value) if arguments[-1] is ... else arguments
+        if len(kinds) == len(value):
+            return tuple(_typed(entry, kind, where) for entry, kind in zip(value, kinds, strict=True))
+    elif origin is list and isinstance(value, list):
+        return [_typed(entry, arguments[0], where) for entry in value]
+    elif origin is dict and isinstance(value, dict):
+        return {key: _typed(entry, arguments[1], where) for key, entry in value.items()}
+    elif hint is Any or type(value) is hint or (hint is float and type(value) is int):
+        return value
+    raise BertVisionError(f"{where} is of the wrong type: {str(value)[:40]!r}.")
+
+
+def _check_task(description: Mapping[str, Any], where: str) -> None:
+    """Raise an error if the description of a task has fields of other types than the class of the task."""
+    task = TASK_KINDS.get(str(description.get("kind")))
+    if task is None or not is_dataclass(task):  # of another package, which checks its own
+        return
+    hints = _hints(task)
+    for name, value in description.items():
+        if name in hints:
+            _typed(value, hints[name], f"{where}: {name} of the task")
+    if description.get("metrics") == [] or not 1 <= len(description.get("texts", "1")) <= 2:
+        raise BertVisionError(f"{where} is damaged: its task has no metrics, or not one or two texts.")
 
 
 def _set_fields(record: Any) -> dict[str, Any]:

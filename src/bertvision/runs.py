@@ -9,7 +9,7 @@ metrics.json       `Metrics`: scores, parameters, seconds; written last, so a ru
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,9 +18,11 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+import bertvision.token_tasks  # noqa: F401  # registers its kind of task, which saved runs may have
 from bertvision import distributed, legacy
+from bertvision.arrays import load_array, load_predictions, save_array, save_predictions
 from bertvision.errors import BertVisionError
-from bertvision.files import atomic_write, load_tensors, read_json, save_tensors, write_json
+from bertvision.files import inside, load_tensors, read_json, save_tensors, write_json
 from bertvision.records import Metrics, RunRecord
 from bertvision.types import Predictions
 
@@ -34,11 +36,34 @@ class Run:
     directory: Path
 
     @cached_property
+    def root(self) -> Path:
+        """The directory that all files of the run must be in: its run tree, or the model that was shared or exported.
+
+        A run tree is <root>/<task>/<encoder>/<hash>/<fraction>/<run>. If it was renamed, the root is <hash>.
+        """
+        directory = self.directory.resolve()
+        above = list(directory.parents)
+        if len(above) > 4 and (above[1] / "settings.json").is_file():
+            return above[4] if above[3].name == slug(str(self.record.task.get("name"))) else above[1]
+        if directory.name == "bert" and (above[0] / "experiment.json").is_file():
+            return Run(above[0]).root
+        if directory.parent.name == "members" and (above[1] / "experiment.json").is_file():
+            return Run(above[1]).root
+        if directory.parent.name == "runs" and (above[1] / "exported.json").is_file():
+            return above[1]
+        return directory
+
+    def path(self, name: str) -> Path:
+        """Return a path that is given relative to the run. It must be inside `root`."""
+        return inside(self.root, name, self.directory.resolve())
+
+    @cached_property
     def _experiment(self) -> dict[str, Any]:
-        values = read_json(self.directory / "experiment.json", "experiment of a run")
-        if values.get("format") not in (1, FORMAT):
+        values = read_json(inside(self.directory, "experiment.json"), "experiment of a run")
+        if not isinstance(values, dict) or values.get("format") not in (1, FORMAT):
+            written = str(values.get("format") if isinstance(values, dict) else "unknown")[:40]
             raise BertVisionError(
-                f"{self.directory} was written in format {values.get('format')}; this version reads 1 to {FORMAT}."
+                f"{self.directory} was written in format {written}; this version reads 1 to {FORMAT}."
             )
         return values
 
@@ -49,15 +74,15 @@ class Run:
     @cached_property
     def record(self) -> RunRecord:
         """The settings of the run."""
-        values = legacy.upgrade_record(self._experiment) if self._is_legacy else self._experiment
-        return RunRecord.from_dict(values, str(self.directory / "experiment.json"))
+        where = str(self.directory / "experiment.json")
+        return RunRecord.from_dict(_upgraded(self._experiment, legacy.upgrade_record, where, self._is_legacy), where)
 
     @cached_property
     def metrics(self) -> Metrics:
         """The results of the run."""
-        values = read_json(self.directory / "metrics.json", "metrics of a run")
-        values = legacy.upgrade_metrics(values) if self._is_legacy else values
-        return Metrics.from_dict(values, str(self.directory / "metrics.json"))
+        path = inside(self.directory, "metrics.json")
+        values = read_json(path, "metrics of a run")
+        return Metrics.from_dict(_upgraded(values, legacy.upgrade_metrics, str(path), self._is_legacy), str(path))
 
     @property
     def name(self) -> str:
@@ -81,20 +106,20 @@ class Run:
 
     def predictions(self, split: str = "dev") -> Predictions:
         """Read the saved logits of "dev" or "validation"."""
-        return Predictions.load(self.directory / ("predictions.npz" if split == "dev" else "validation.npz"))
+        return load_predictions(inside(self.directory, "predictions.npz" if split == "dev" else "validation.npz"))
 
     def outcomes(self) -> np.ndarray:
         """Read how each dev answer compares with its label."""
-        return np.load(self.directory / "outcomes.npy", allow_pickle=False)
+        return load_array(inside(self.directory, "outcomes.npy"), "file of outcomes")
 
     def weights(self) -> dict[str, Tensor]:
         """Read the weights of the head."""
-        return load_tensors(self.directory / "head.safetensors", "head")[0]
+        return load_tensors(inside(self.directory, "head.safetensors"), "head")[0]
 
     @property
     def encoder_directory(self) -> Path:
         """Directory of the fine-tuned encoder; relative to the run, so that the tree can be moved."""
-        return self.directory / self.record.encoder_path
+        return self.path(self.record.encoder_path)
 
     @property
     def has_encoder(self) -> bool:
@@ -104,21 +129,46 @@ class Run:
     @property
     def encoder_source(self) -> str:
         """The directory of the fine-tuned encoder, or the name of the encoder if its weights are not saved."""
-        return str(self.encoder_directory.resolve()) if self.has_encoder else self.record.encoder
+        return str(self.encoder_directory) if self.has_encoder else self.encoder_name
+
+    @property
+    def encoder_name(self) -> str:
+        """The name of the pretrained encoder. A path is refused: a received run must not choose what is read here."""
+        name = self.record.encoder
+        if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name):
+            raise BertVisionError(
+                f"{self.directory} has no encoder, and names {name!r}, which is not a name. Give the directory of its "
+                "encoder: load(run, encoder=...)."
+            )
+        return name
 
     def members(self) -> list["Run"]:
         """Open the runs an ensemble consists of."""
-        return [open_run(self.directory / path) for path in self.record.members]
+        return [open_run(self.path(path)) for path in self.record.members]
 
     def bert(self) -> "Run | None":
         """Find BERT's own run on the same encoder: inside a shared run, beside any other; None if it was not kept."""
         first = (self.members() or [self])[0]
         if first.kind == "bert":
             return first
-        for directory in [self.directory / "bert", *sorted(first.directory.parent.glob("bert*"))]:
+        beside = first.directory.resolve().parent
+        siblings = sorted(beside.glob("bert*")) if beside.is_relative_to(first.root) else []
+        for directory in [self.path("bert"), *siblings]:
             if is_finished(directory) and _is_bert_of(Run(directory), first):
                 return Run(directory)
         return None
+
+
+def _upgraded(
+    values: Any, upgrade: Callable[[Mapping[str, Any]], dict[str, Any]], where: str, is_legacy: bool
+) -> dict[str, Any]:
+    """Return the values of a file; those of format 1 with the keys of format 2."""
+    try:
+        return upgrade(values) if is_legacy else values
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        if isinstance(error, BertVisionError):
+            raise
+        raise BertVisionError(f"{where} is damaged: {error!r}.") from error
 
 
 def has_weights(directory: Path) -> bool:
@@ -155,10 +205,9 @@ def save_run(
         write_record(directory, record)
         if weights is not None:
             save_tensors(directory / "head.safetensors", weights)
-        predictions["validation"].save(directory / "validation.npz")
-        predictions["dev"].save(directory / "predictions.npz")
-        with atomic_write(directory / "outcomes.npy") as file:
-            np.save(file, outcomes, allow_pickle=False)
+        save_predictions(directory / "validation.npz", predictions["validation"])
+        save_predictions(directory / "predictions.npz", predictions["dev"])
+        save_array(directory / "outcomes.npy", outcomes)
         write_metrics(directory, metrics)
     distributed.barrier()
     return Run(directory)

@@ -25,6 +25,7 @@ from bertvision.heads import (
     select_layers,
     upgrade_state_dict,
 )
+from bertvision.records import check_head_size
 from bertvision.runs import Run
 from bertvision.types import HeadShape, call_head
 
@@ -146,8 +147,12 @@ class EncoderPool:
         if name not in shared_encoder.heads:
             shape = run.record.head_shape
             config = HeadConfig.parse(run.name)
+            weights, encoder = run.weights(), shared_encoder.encoder
+            if (shape.num_layers, shape.hidden_size) != (encoder.num_layers, encoder.hidden_size):
+                raise BertVisionError(f"{run.directory} is damaged: its head has other dimensions than its encoder.")
+            check_head_size(config, shape, weights, str(run.directory))
             head = build_head(config, shape)
-            load_head_weights(head, run.weights())
+            load_head_weights(head, weights)
             # The states of the bi-encoding are computed only for heads that read them.
             select_from_view(head, replace(shape, bi_encoding=uses_bi_encoding(head)).view)
             if config.pooler_output:
@@ -166,7 +171,7 @@ class EncoderPool:
         weights = run.record.encoder_hash
         precision = scoring_precision(run) if self.precision == "run" else self.precision
         if (weights, precision) not in self.loaded:
-            where = self.given or (str(run.encoder_directory) if run.has_encoder else run.record.encoder)
+            where = self.given or run.encoder_source
             encoder = load_encoder(where, precision).encoder
             if weights_hash(encoder) != weights:
                 why = "" if self.given or run.has_encoder else " It was shared without its own, which is fine-tuned."
@@ -186,6 +191,7 @@ class EncoderPool:
 def load_bert_head(shape: HeadShape, path: Path) -> BertHead:
     """Read BERT's own head from a file."""
     weights = load_tensors(path, "file of BERT's own head")[0]
+    check_head_size(HeadConfig(BERT_HEAD), shape, weights, str(path))
     head = BertHead(shape, end_given_start="classifier.start.weight" in weights)
     load_head_weights(head, weights)
     return head
@@ -207,9 +213,8 @@ def scoring_precision(run: Run) -> str:
 
 def own_head_file(run: Run) -> Path:
     """Return the file of BERT's own head: in the directory of a shared run, else beside its encoder."""
-    name = BERT_HEAD_FILE
-    beside = run.directory / name
-    return beside if beside.is_file() else run.encoder_directory / name
+    beside = run.path(BERT_HEAD_FILE)
+    return beside if beside.is_file() else run.path(f"{run.record.encoder_path}/{BERT_HEAD_FILE}")
 
 
 def layers_read(run: Run) -> dict[str, Any]:

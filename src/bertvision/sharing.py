@@ -16,15 +16,19 @@ from typing import Any
 
 from bertvision.encoders import BERT_HEAD_FILE, load_encoder, weights_hash
 from bertvision.errors import BertVisionError
-from bertvision.files import atomic_directory, require_space
+from bertvision.files import atomic_directory, inside, require_space
 from bertvision.model_card import model_card
 from bertvision.records import RunRecord
 from bertvision.runs import Run, is_finished, write_metrics, write_record
 from bertvision.shared_encoders import own_head_file
 
-WEIGHT_FILES = re.compile(r"model.*\.safetensors(\.index\.json)?")
-EXCLUDED_FILES = {"checkpoint.json", "point.json", BERT_HEAD_FILE, "README.md"}
-"""Files in the directory of an encoder that are not part of it."""
+WEIGHT_FILES = re.compile(r"model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json")
+TOKENIZER_FILES = {
+    *("config.json", "registered_encoder.json", "tokenizer.json", "tokenizer_config.json"),
+    *("special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt"),
+    *("spm.model", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "bpe.codes"),
+}
+"""The files of a configuration and a tokenizer. Only these and the weights are copied from the encoder of a run."""
 
 
 def save_pretrained(run: Run, directory: Path, *, encoder: bool = True) -> Path:
@@ -41,7 +45,7 @@ def save_pretrained(run: Run, directory: Path, *, encoder: bool = True) -> Path:
         raise BertVisionError("The members of this ensemble use several encoders; share each member by itself.")
     first = (members or [run])[0]
     if encoder:
-        size = sum(file.stat().st_size for file in first.encoder_directory.iterdir() if file.is_file())
+        size = sum(file.stat().st_size for file in _encoder_files(first))
         require_space(directory, size, "The shared run")
     with atomic_directory(directory) as temporary:
         _copy_encoder(first, temporary, weights=encoder)
@@ -66,22 +70,29 @@ def write_inference_files(run: Run, directory: Path, changes: dict[str, Any], *,
     """
     directory.mkdir(parents=True, exist_ok=True)
     write_record(directory, replace(RunRecord.from_dict(strip_paths(run.record.to_dict())), **changes))
-    if weights and (run.directory / "head.safetensors").is_file():
-        shutil.copyfile(run.directory / "head.safetensors", directory / "head.safetensors")
+    if weights and (head := inside(run.directory, "head.safetensors")).is_file():
+        shutil.copyfile(head, directory / "head.safetensors")
     write_metrics(directory, run.metrics)
 
 
 def copy_tokenizer(run: Run, directory: Path) -> None:
     """Copy the tokenizer and the configuration of the encoder."""
-    for file in sorted(run.encoder_directory.iterdir()):
-        if file.is_file() and not WEIGHT_FILES.fullmatch(file.name) and file.name not in EXCLUDED_FILES:
+    for file in _encoder_files(run):
+        if not WEIGHT_FILES.fullmatch(file.name):
             shutil.copyfile(file, directory / file.name)
+
+
+def _encoder_files(run: Run) -> list[Path]:
+    """Return the files of the encoder of a run: configuration, tokenizer and weights, and no others."""
+    names = sorted(path.name for path in run.encoder_directory.iterdir())
+    names = [name for name in names if name in TOKENIZER_FILES or WEIGHT_FILES.fullmatch(name)]
+    return [inside(run.encoder_directory, name) for name in names]
 
 
 def _copy_encoder(run: Run, directory: Path, *, weights: bool) -> None:
     copy_tokenizer(run, directory)
     if weights and not run.has_encoder:  # it was not fine-tuned, so the run has no copy of it
-        public = load_encoder(run.record.encoder).encoder
+        public = load_encoder(run.encoder_name).encoder
         if weights_hash(public) != run.record.encoder_hash:
             raise BertVisionError(
                 f"{run.directory} has no encoder at {run.encoder_directory}, and {run.record.encoder} has other "
@@ -89,7 +100,7 @@ def _copy_encoder(run: Run, directory: Path, *, weights: bool) -> None:
             )
         public.save_pretrained(directory)
     elif weights:
-        for file in sorted(run.encoder_directory.iterdir()):
+        for file in _encoder_files(run):
             if WEIGHT_FILES.fullmatch(file.name):
                 shutil.copyfile(file, directory / file.name)
     shutil.copyfile(own_head_file(run), directory / BERT_HEAD_FILE)

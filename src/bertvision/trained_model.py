@@ -1,12 +1,15 @@
 """A trained model: the encoder, heads and task of a finished run, ready to predict."""
 
 import logging
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from bertvision import devices, sharing
 from bertvision.encoders import EncoderInfo, load_encoder_info
@@ -14,20 +17,25 @@ from bertvision.ensembles import combine
 from bertvision.errors import BertVisionError
 from bertvision.inputs import find_text_error, is_column, read_items
 from bertvision.onnx_model import OnnxEncoder, exported_runs, is_exported
+from bertvision.prediction import evaluation_batches
 from bertvision.progress import bar
 from bertvision.runs import Run, is_finished, open_run
 from bertvision.shared_encoders import AttachedHead, EncoderPool, layers_read
-from bertvision.states import evaluation_batches
 from bertvision.tasks import Example, Task, task_from_dict
+from bertvision.token_tasks import TokenTask, join_words
 from bertvision.types import Features, Predictions
 
 logger: logging.Logger = logging.getLogger(__name__)
 
+# The threads of OpenMP do not survive a fork, and a child that waits for them hangs.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
+
 GENERIC_NAMES = ("text", "text_pair")
 """Names of texts that every task accepts, so that one item can be sent to models of different tasks."""
 
-Item = str | tuple[str, ...] | Mapping[str, str]
-"""A text, a pair of texts, or {"question": ..., "context": ...}."""
+Item = str | tuple[str, ...] | list[str] | Mapping[str, str]
+"""A text, a pair of texts, or {"question": ..., "context": ...}; for token classification also a list of words."""
 
 
 class TrainedModel:
@@ -105,8 +113,9 @@ class TrainedModel:
 
         Args:
             items: A text, a pair of texts, or a mapping such as {"question": ..., "context": ...}; or a list, array,
-                Series or iterator of these; or a table with the columns of the task's texts: a DataFrame, a
-                `datasets.Dataset`, a dictionary of columns, a tuple of two columns, or the `Path` of a file.
+                Series or iterator of these, which may be lists of words if the model finds entities; or a table with
+                the columns of the task's texts: a DataFrame, a `datasets.Dataset`, a dictionary of columns, a tuple of
+                two columns, or the `Path` of a file.
             nbest: Number of candidates to list as "nbest": the most probable answers to a question, or classes.
             bert: Add the answer of the encoder's own fine-tuned head as "bert". This needs no further forward pass.
             errors: "raise": an invalid item is an error. "return": its answer is {"error": "..."}, and the other items
@@ -126,28 +135,30 @@ class TrainedModel:
     def answer(self, items: Any, *, nbest: int | None, bert: bool, errors: str) -> list[dict[str, Any]]:
         """Return the answers to several items, as `predict` does, without a notice about texts that are cut."""
         answers: list[dict[str, Any]] = []
-        texts: dict[int, tuple[str, ...]] = {}
+        examples: dict[int, Example] = {}
         for index, item in enumerate(read_items(items, self.task.text_names)):
             answers.append({})
             try:
-                texts[index] = self._texts(index, item)
+                examples[index] = self._example(index, item)
             except BertVisionError as error:
                 if errors == "raise":
                     raise
                 answers[index] = {"error": str(error)}
-        if texts:
-            features = self._encode_texts(texts.values())
+        if examples:
+            features = self._encode(examples.values())
             logits = self.compute_logits(features, bert=bert)
-            for index, answer in zip(texts, self.format_answers(logits, features, nbest=nbest, bert=bert), strict=True):
+            for index, answer in zip(
+                examples, self.format_answers(logits, features, nbest=nbest, bert=bert), strict=True
+            ):
                 answers[index] = answer
         return answers
 
     def encode(self, items: Sequence[Item]) -> Features:
         """Validate and tokenize items. A long context is split into several rows."""
-        return self._encode_texts([self._texts(index, item) for index, item in enumerate(items)])
+        return self._encode([self._example(index, item) for index, item in enumerate(items)])
 
-    def _encode_texts(self, texts: Iterable[tuple[str, ...]]) -> Features:
-        return self.encode_examples([Example(id=str(i), texts=item, label=None) for i, item in enumerate(texts)])
+    def _encode(self, examples: Iterable[Example]) -> Features:
+        return self.encode_examples([replace(example, id=str(i)) for i, example in enumerate(examples)])
 
     def encode_examples(self, examples: Sequence[Example]) -> Features:
         """Tokenize examples of a dataset."""
@@ -191,10 +202,13 @@ class TrainedModel:
     def combine_members(self, predictions: Mapping[AttachedHead, Predictions]) -> Predictions:
         """Return the predictions of the model: those of its head, or of its members combined."""
         members = [predictions[head] for head in self.attached_heads]
-        return (
-            members[0]
-            if len(members) == 1
-            else combine(members, self.run.record.how, independent=self.task.independent_outputs)
+        if len(members) == 1:
+            return members[0]
+        return combine(
+            members,
+            self.run.record.how,
+            independent=self.task.independent_outputs,
+            tags=self.task.example_kind == "tokens",
         )
 
     def format_answers(
@@ -231,11 +245,21 @@ class TrainedModel:
         """Return where the tokenizer is: with a shared or exported run, else with the encoder."""
         first = self.members[0]
         export = self.run.record.export
-        exported = self.run.directory / (export.directory if export else ".")
+        exported = self.run.path(export.directory if export else ".")
         for directory in (self.run.directory, exported, first.encoder_directory):
             if (directory / "tokenizer.json").is_file():
                 return directory
-        return first.record.encoder
+        return first.encoder_name
+
+    def _example(self, index: int, item: Any) -> Example:
+        """Validate an item. For token classification, an item may be a list of words."""
+        words: tuple[tuple[int, int], ...] = ()
+        if isinstance(self.task, TokenTask) and isinstance(item, list):
+            for word in item or [""]:
+                if why := find_text_error(word):
+                    raise BertVisionError(f"Item {index} {why}; {self.task.name} takes a text, or a list of words.")
+            item, words = join_words(item)
+        return Example(id=str(index), texts=self._texts(index, item), label=None, words=words)
 
     def _texts(self, index: int, item: Any) -> tuple[str, ...]:
         """Validate an item and return its texts."""
@@ -250,7 +274,7 @@ class TrainedModel:
                 raise BertVisionError(f"Item {index} lacks {missing[0]!r}; {expected}.")
             texts = tuple(item[name] for name in names)
         else:
-            texts = (item,) if isinstance(item, str) else tuple(item) if isinstance(item, tuple | list) else ()
+            texts = tuple(item) if isinstance(item, tuple | list) else (item,)
         if len(texts) != len(inputs):
             raise BertVisionError(f"Item {index} has {len(texts)} text(s) instead of {len(inputs)}; {expected}.")
         for text in texts:
@@ -298,7 +322,7 @@ def load_all(runs: Sequence[str | Path | Run], encoder: str = "", *, precision: 
     models = []
     for run in _open_runs(runs):
         if run.record.export is not None:
-            directory = (run.directory / run.record.export.directory).resolve()
+            directory = run.path(run.record.export.directory)
             if directory not in onnx_encoders:
                 onnx_encoders[directory] = OnnxEncoder(directory)
             models.append(TrainedModel(run, onnx_encoders[directory]))

@@ -8,15 +8,11 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-
-from bertvision.errors import BertVisionError
-from bertvision.files import atomic_write
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,13 +93,14 @@ class Features:
     offsets: np.ndarray
     """(N + 1,): row i is `tokens[name][offsets[i]:offsets[i + 1]]`."""
     labels: np.ndarray
-    """(N,) int64 classes or float32 scores; (N, 2) start and end tokens for spans; (N, C) for several labels."""
+    """(N,) int64 classes or float32 scores; (N, 2) start and end tokens for spans; (N, C) for several labels; (N, T)
+    tags."""
     example_ids: list[str]
     """The example that each row is made of."""
     second_text_starts: np.ndarray | None = None
     """(N,) the position of the first token of each pair's second text. None if the rows are single texts."""
     windows: list[Any] | None = None
-    """For tasks with spans: the part of the context that each row covers."""
+    """For tasks with spans or words: the part of the text that each row covers."""
     weights: np.ndarray | None = None
     """float32 (N,): the weight of each row in the training loss. None: all are 1."""
     truncated: np.ndarray | None = None
@@ -232,24 +229,3 @@ class Predictions:
         if self.offsets is None:
             return self.logits[index]
         return self.logits[self.offsets[index] : self.offsets[index + 1]]
-
-    def save(self, path: Path) -> None:
-        """Write an .npz file without pickles."""
-        arrays = {"ids": np.array(self.ids, dtype=np.str_), "logits": self.logits}
-        if self.offsets is not None:
-            arrays["offsets"] = self.offsets
-        with atomic_write(path) as file:
-            np.savez(file, **arrays)  # pyright: ignore[reportArgumentType]
-
-    @classmethod
-    def load(cls, path: Path) -> "Predictions":
-        """Read a file that `save` wrote."""
-        try:
-            with np.load(path, allow_pickle=False) as file:
-                ids, logits = file["ids"].tolist(), file["logits"]
-                offsets = file["offsets"] if "offsets" in file else None
-        except FileNotFoundError:
-            raise BertVisionError(f"There are no predictions at {path}. Only a finished run has them.") from None
-        except (OSError, ValueError, KeyError, EOFError) as error:
-            raise BertVisionError(f"{path} is not a readable predictions file: {error}.") from error
-        return cls(ids=ids, logits=logits, offsets=offsets)

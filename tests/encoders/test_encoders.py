@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -141,6 +142,29 @@ def test_two_heads_on_one_backbone_learn_at_their_own_pace(tiny):
     assert {learning_rate_scales[id(p)] for p in reader.parameters()} == {1.0} and len(learning_rate_scales) == len(
         list(joint.parameters())
     )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_lower_layers_learn_more_slowly(family, tmp_path):
+    loaded = load_encoder(str(save_tiny(tmp_path / family, family)))
+    encoder = loaded.encoder
+    model = TwoHeadModel(EncoderWithHead(encoder, BertHead(SENTENCE)), build_head("learned", SENTENCE), 10.0)
+    if family == "albert":
+        with pytest.raises(BertVisionError, match="separate layers"):
+            build_optimizer(model, 1e-4, 0.01, 0.5)
+        return
+    groups = build_optimizer(model, 1e-4, 0.01, 0.5).param_groups
+    scales = {id(p): group["lr_scale"] for group in groups for p in group["params"]}
+    assert len(scales) == len(list(model.parameters())) == sum(len(group["params"]) for group in groups)
+    expected = {"embeddings": 0.5**4, "0": 0.5**3, "1": 0.5**2, "2": 0.5, "bert head": 1.0, "auxiliary head": 10.0}
+    reached = set()
+    for name, parameter in model.named_parameters():
+        number = re.search(r"layers?\.(\d)\.", name)
+        part = "embeddings" if ".embeddings." in name else number[1] if number else "bert head"
+        part = "auxiliary head" if name.startswith("auxiliary_head") else part
+        assert scales[id(parameter)] == expected[part], name
+        reached.add(part)
+    assert reached == set(expected)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

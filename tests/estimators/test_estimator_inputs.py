@@ -1,10 +1,13 @@
 """All kinds of input, labels, weights and groups."""
 
+from pathlib import Path
+
 import datasets
 import numpy as np
 import pandas
 import polars
 import pytest
+import torch
 
 from bertvision import BertVisionError, QuestionAnswerer, TextClassifier, TextRegressor
 from bertvision.training import Callback
@@ -139,8 +142,45 @@ def test_empty_input_and_bad_labels(shared, texts, labels):
         TextRegressor(**shared).fit(texts, labels)
     with pytest.raises(BertVisionError, match="need two texts"):
         QuestionAnswerer(**shared).fit(texts, [{"text": [], "answer_start": []}] * 48)
-    with pytest.raises(BertVisionError, match="register_head"):
-        TextClassifier(**shared | {"head": object()}).fit(texts, labels)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "sentence"),
+    [
+        ({"encoder": 5}, "encoder must be a name, a directory or an Encoder, got a int"),
+        ({"encoder": torch.nn.Linear(1, 1)}, "Encoder.model, tokenizer."),
+        ({"fraction": "x"}, "fraction must be a number such as 0.3, got 'x'"),
+        ({"validation_fraction": None}, "validation_fraction must be a number"),
+        ({"max_tokens": 0}, "max_tokens must be a whole number of 1 or more"),
+        ({"head": object()}, "register_head"),
+        ({"settings": [1]}, "settings must be a dictionary"),
+        ({"cache_dir": 3}, "cache_dir must be the path of a directory, got 3"),
+        ({"random_state": "a"}, "random_state must be a whole number"),
+        ({"class_weight": "balance"}, 'class_weight must be "balanced"'),
+        ({"class_weight": {"other": 1}}, "The classes are neg, pos"),
+    ],
+)
+def test_parameters_of_wrong_types(shared, texts, labels, parameters, sentence):
+    with pytest.raises(BertVisionError, match=sentence):
+        TextClassifier(**shared | parameters).fit(texts, labels)
+
+
+def test_arguments_of_wrong_types(shared, texts, labels, tmp_path):
+    classifier = TextClassifier(**shared).fit(texts, labels)
+    calls = {
+        "subclasses of bertvision.training.Callback, got a int": lambda: classifier.fit(texts, labels, callbacks=[3]),
+        "must be a list of callbacks": lambda: classifier.partial_fit(texts, labels, callbacks=print),
+        "Item 1 holds 2 .int. where": lambda: classifier.predict(["a text", 2]),
+        "Item 0 is missing": lambda: classifier.predict([None]),
+        "directory must be the path": lambda: classifier.save_pretrained(3),
+        "directory must be the path of a directory, got None": lambda: TextClassifier.from_pretrained(None),
+        "port must be a number": lambda: classifier.serve(port="8000"),
+    }
+    for sentence, call in calls.items():
+        with pytest.raises(BertVisionError, match=sentence):
+            call()
+    path = TextClassifier(**shared | {"encoder": Path(shared["encoder"])}).fit(texts, labels)
+    assert np.array_equal(path.predict_proba(texts), classifier.predict_proba(texts))
 
 
 def test_groups_and_equal_texts_stay_together(shared, texts, labels):

@@ -45,7 +45,8 @@ def test_a_saved_model_predicts_the_same(fitted, texts, tmp_path):
 
 
 def test_an_exported_model_is_loaded(fitted, texts, tmp_path):
-    directory = fitted.export("onnx", tmp_path / "onnx")
+    directory = fitted.export("onnx")
+    assert directory == fitted.model_.run.directory / "onnx"
     loaded = TextClassifier.from_pretrained(directory)
     assert np.allclose(loaded.predict_proba(texts), fitted.predict_proba(texts), atol=1e-4)
     assert loaded.classes_.tolist() == [3, 5]
@@ -115,7 +116,7 @@ def test_a_model_is_pushed_to_a_hub(fitted, texts, tmp_path):
 
 
 def test_the_ten_lines_of_the_quickstart_serve_a_model(tiny, reviews, tmp_path):
-    (code,) = re.findall(r"```python\n(.*?)```", QUICKSTART.read_text(), re.DOTALL)
+    code = re.findall(r"```python\n(.*?)```", QUICKSTART.read_text(), re.DOTALL)[0]
     assert len([line for line in code.splitlines() if line.strip()]) <= 10
     (tmp_path / "reviews.csv").write_text(reviews.read_text())
     code = code.replace('"minilm"', repr(str(tiny))).replace("port=8000", "port=0")
@@ -219,6 +220,15 @@ def test_question_answering(fast, tmp_path):
         lambda: QuestionAnswerer(**fast).fit(pairs, answers, groups=articles),
     ):
         assert fit().predict(pairs[:1])[0]["nbest"]
+    refusals = {
+        "There are 2 questions, but 1 contexts": ([q for q, _ in pairs[:2]], ["c"]),
+        "The contexts must be texts": ([q for q, _ in pairs[:2]], 3),
+        "Give a context for the question": (pairs[0][0], None),
+    }
+    for sentence, arguments in refusals.items():
+        with pytest.raises(BertVisionError, match=sentence):
+            answerer.predict(*arguments)
+    assert answerer.predict((q for q, _ in pairs[:1]), pairs[0][1], nbest=2) == predicted[:1]
     with pytest.raises(BertVisionError, match="does not occur in the context"):
         QuestionAnswerer(**fast).fit(pairs, ["nowhere", *answers[1:]])
     evaluated = QuestionAnswerer(**fast).fit(pairs, answers, eval_set=(pairs[:9], answers[:9]))

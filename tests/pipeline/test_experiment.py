@@ -39,6 +39,8 @@ def test_experiments_survive_json():
         ("tusk=rte", "Did you mean 'task'"),
         ("train.epoch=3", "Did you mean 'epochs'"),
         ("train.epochs=many", "must be float"),
+        ("finetune.layer_decay=1.5", "layer_decay must be above 0 and at most 1"),
+        ("train.layer_decay=0.9", "heads have none"),
         ("train=3", "must be a table"),
         ("fractions=[0.1, 'x']", "list of float"),
         ("fractions=[-1]", "0 or more"),

@@ -5,9 +5,10 @@ import pytest
 import torch
 
 from bertvision import TextClassifier
+from bertvision.computed_states import ComputedStates
 from bertvision.estimators import cached_states
 from bertvision.pipeline.frozen_cache import FrozenCache, full_view, row_keys
-from bertvision.states import ComputedStates, TokenBatches
+from bertvision.states import TokenBatches
 from bertvision.tasks import Example, TextTask
 
 TEXTS = ["the film was good", "the plot was awful music scene poor", "bad film", "a very good actor", "bad film"]

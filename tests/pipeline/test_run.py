@@ -9,6 +9,7 @@ import torch
 
 import bertvision
 from bertvision import pipeline
+from bertvision.arrays import load_predictions, save_predictions
 from bertvision.encoders import load_encoder
 from bertvision.errors import BertVisionError
 from bertvision.files import file_lock
@@ -353,13 +354,13 @@ def test_predictions_survive_the_disk(tmp_path):
             logits=random.normal(size=(2 if offsets is None else 5, 2)).astype(np.float32),
             offsets=offsets,
         )
-        made.save(tmp_path / "p.npz")
-        found = Predictions.load(tmp_path / "p.npz")
+        save_predictions(tmp_path / "p.npz", made)
+        found = load_predictions(tmp_path / "p.npz")
         assert found.ids == made.ids and np.array_equal(found.logits, made.logits)
         assert (found.offsets is None) == (offsets is None)
     (tmp_path / "p.npz").write_bytes(b"PK broken")
     with pytest.raises(BertVisionError, match="not a readable predictions file"):
-        Predictions.load(tmp_path / "p.npz")
+        load_predictions(tmp_path / "p.npz")
 
 
 def test_defaults_are_an_experiment():
@@ -441,3 +442,11 @@ def test_an_experiment_and_settings_together_are_refused(reviews, tiny, tmp_path
     experiment = make(train_file=str(reviews), encoder=str(tiny))
     with pytest.raises(BertVisionError, match="Give an experiment or settings, not both; got an experiment and seed"):
         bertvision.run(experiment, seed=3, root=tmp_path)
+
+
+def test_space_for_the_encoder_is_checked_before_fine_tuning(tiny, reviews, tmp_path, monkeypatch):
+    free = shutil.disk_usage(tmp_path)._replace(free=100_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
+    monkeypatch.setattr("bertvision.pipeline.finetuning.fit", lambda *args: pytest.fail("fine-tuned"))
+    with pytest.raises(BertVisionError, match="Saving the fine-tuned encoder needs .* MB"):
+        bertvision.run(train_file=str(reviews), encoder=str(tiny), fractions=[1.0], heads=["learned"], root=tmp_path)

@@ -205,18 +205,98 @@ def test_kserve(server, local):
     assert status == 200 and [each["name"] for each in json.loads(body)["inputs"]] == ["question", "context"]
 
 
+def sent(server, path: str, body: object) -> tuple[int, object]:
+    status, answer, _ = server.send("POST", path, json.dumps(body).encode())
+    return status, json.loads(answer)
+
+
+def test_kserve_checks_tensors_and_has_one_for_all_classes(server, local):
+    head = names(server)[0]
+    path, tensor = (
+        f"/v2/models/{head}/infer",
+        {"name": "text", "shape": [2], "datatype": "BYTES", "data": [REVIEW, "a"]},
+    )
+    status, found = sent(server, path, {"inputs": [tensor]})
+    outputs = {each["name"]: each for each in found["outputs"]}
+    expected = local[0].predict([REVIEW, "a"])
+    assert status == 200 and set(outputs) == {"label", "probability", "probabilities"}
+    assert outputs["probabilities"]["shape"] == [2, 2] and outputs["probabilities"]["parameters"]["classes"] == [
+        *expected[0]["probabilities"]
+    ]
+    assert close(outputs["probabilities"]["data"], [p for one in expected for p in one["probabilities"].values()])
+    for shape in ([3], [1], [1, 2], [2, 2]):
+        status, found = sent(server, path, {"inputs": [{**tensor, "shape": shape}]})
+        assert status == 422 and "shape" in found["error"]
+    assert sent(server, path, {"inputs": [{**tensor, "shape": [2, 1]}]})[0] == 200
+    status, found = sent(server, path, {"inputs": [tensor, tensor]})
+    assert status == 422 and "same name" in found["error"]
+    outputs = json.loads(server.get(f"/v2/models/{head}")[1])["outputs"]
+    assert {each["name"]: each["shape"] for each in outputs}["probabilities"] == [-1, 2]
+    assert json.loads(server.get("/v2")[1])["name"] == "bertvision"
+    status, found = sent(server, "/v2/models/Quetzalcoatl/infer", {"inputs": [tensor]})
+    assert status == 404 and "Quetzalcoatl" not in found["error"]
+
+
+def test_one_item_ids_and_top_k(server):
+    head = names(server)[0]
+    assert server.ask({"items": REVIEW, "models": head})[1]["answers"].keys() == {head}
+    assert len(server.ask({"items": QUESTION})[1]["answers"][names(server)[2]]) == 1
+    body = {"items": [REVIEW, "a bad plot"], "models": [head], "ids": ["first", 2], "top_k": 1, "bert": True}
+    status, found = server.ask(body)
+    answers = found["answers"][head]
+    assert status == 200 and [answer["id"] for answer in answers] == ["first", 2]
+    assert all([*answer["probabilities"]] == [answer["label"]] for answer in answers)
+    assert all(len(answer["bert"]["probabilities"]) == 1 for answer in answers)
+    status, found = server.ask({**body, "ids": ["first"]})
+    assert status == 422 and "2 items and 1 ids" in found["error"]
+
+
+def test_hugging_face_routes(server, local):
+    head, _, answers = names(server)
+    ranked = sorted(local[0].predict(REVIEW)["probabilities"].items(), key=lambda pair: -pair[1])
+    expected = [{"label": label, "score": score} for label, score in ranked]
+    for inputs, answer in (
+        (REVIEW, expected),
+        ({"text": REVIEW}, expected),
+        ([REVIEW], [expected]),
+        ([[REVIEW], {"text": REVIEW}], [expected, expected]),
+    ):
+        status, found = sent(server, "/predict", {"inputs": inputs, "model": head})
+        assert status == 200 and close(found, answer), inputs
+    body = {"inputs": [REVIEW, REVIEW], "model": head, "parameters": {"top_k": 1}, "truncate": True}
+    assert close(sent(server, "/predict", body)[1], [expected[:1]] * 2)
+    said = local[2].predict(QUESTION)
+    for inputs in (QUESTION, [QUESTION["question"], QUESTION["context"]]):
+        status, found = sent(server, "/predict", {"inputs": inputs, "model": answers})
+        assert status == 200 and (found["answer"], found["start"]) == (said["answer"], said["start"])
+    assert len(sent(server, "/predict", {"inputs": [[*QUESTION.values()]] * 2, "model": answers})[1]) == 2
+    status, found = sent(server, "/predict", {"inputs": REVIEW})
+    assert status == 422 and head in found["error"] and answers in found["error"]
+    status, found = sent(server, "/predict", {"inputs": REVIEW, "model": head, "raw_scores": True})
+    assert status == 422 and "raw_scores" in found["error"]
+    info = json.loads(server.get("/info")[1])
+    assert info["model_id"] == head and info["max_client_batch_size"] == 128
+    assert info["model_type"]["classifier"]["id2label"] == {"0": "neg", "1": "pos"}
+    assert server.get("/health")[0] == server.send("HEAD", "/health", None)[0] == 200
+
+
 def test_cors_is_off_by_default(server, runs, tmp_path):
     there = {"Origin": "https://elsewhere.example"}
     assert "access-control-allow-origin" not in server.get("/v1/models", there)[2]
-    with serving(tmp_path, runs[0], "--cors", "https://elsewhere.example") as open_one:
+    with serving(tmp_path, runs[0], "--cors", "https://elsewhere.example", BERTVISION_API_KEY="x") as open_one:
+        preflight = {**there, "Access-Control-Request-Method": "POST"}
+        assert open_one.send("OPTIONS", "/v1/predict", None, preflight)[0] == 200  # browsers send these without a key
+        there["X-API-Key"] = "x"
         assert open_one.get("/v1/models", there)[2]["access-control-allow-origin"] == "https://elsewhere.example"
-        assert "access-control-allow-origin" not in open_one.get("/v1/models", {"Origin": "https://x.example"})[2]
+        assert (
+            "access-control-allow-origin" not in open_one.get("/v1/models", {**there, "Origin": "https://x.example"})[2]
+        )
 
 
 def test_every_route_but_health_requires_the_api_key(runs, tmp_path):
     (tmp_path / "key").write_text("s3cret-käy\n", encoding="utf-8")
     with serving(tmp_path, runs[0], "--key-file", tmp_path / "key") as locked:
-        assert locked.get("/livez")[0] == locked.get("/readyz")[0] == 200
+        assert locked.get("/livez")[0] == locked.get("/readyz")[0] == locked.get("/health")[0] == 200
         for path in (
             "/",
             "/page/app.js",

@@ -5,9 +5,10 @@ import pytest
 import torch
 from test_token_batches import PAD, features
 
+from bertvision.computed_states import ComputedStates
 from bertvision.encoders import load_encoder
 from bertvision.heads import BertHead
-from bertvision.states import ComputedStates, TokenBatches
+from bertvision.states import TokenBatches
 from bertvision.types import HeadShape, StateView
 
 

@@ -5,10 +5,10 @@ import pytest
 from test_computed import stream
 from test_token_batches import PAD
 
+from bertvision.computed_states import ComputedStates
 from bertvision.errors import BertVisionError
 from bertvision.pipeline.state_requests import StateRequest, open_states
 from bertvision.states import (
-    ComputedStates,
     InMemoryStates,
     RowTable,
     StoredStates,

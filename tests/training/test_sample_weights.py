@@ -8,7 +8,8 @@ import torch
 from test_training import OPTIM, ROWS, TOKENS, WIDTH, Probe, States, weights
 from torch import nn
 
-from bertvision.states import BatchPlan, ComputedStates, InMemoryStates, RowTable, Store, StoredStates, TokenBatches
+from bertvision.computed_states import ComputedStates
+from bertvision.states import BatchPlan, InMemoryStates, RowTable, Store, StoredStates, TokenBatches
 from bertvision.states import write as write_store
 from bertvision.tasks import SquadTask, TextTask
 from bertvision.training import STOPPED, Callback, FitOptions, TrainingConfig, fit, loop

@@ -4,10 +4,12 @@ import math
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save
 from torch import nn
 
 from bertvision.errors import BertVisionError
 from bertvision.heads.head_ensemble import HeadEnsemble
+from bertvision.prediction import predict
 from bertvision.training import (
     Checkpointer,
     FitOptions,
@@ -16,7 +18,6 @@ from bertvision.training import (
     fit,
     learning_rate_factor,
     loop,
-    predict,
 )
 from bertvision.types import Batch
 
@@ -284,6 +285,20 @@ def test_resumed_equals_undisturbed(tmp_path, monkeypatch, die_at):
             calm[name].losses == resumed[name].losses
             and calm[name].validation_scores == resumed[name].validation_scores
         )
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "other"])
+def test_a_damaged_state_says_what_to_delete(damage, tmp_path, monkeypatch):
+    save_always(monkeypatch)
+    file = tmp_path / "resume.safetensors"
+    with pytest.raises(Killed):
+        fit({"a": Probe()}, States(fail_at=3), loss, {"a": OPTIM}, checkpointer=Checkpointer(file, "one"))
+    content = file.read_bytes()
+    file.write_bytes({"cut": content[: len(content) // 2], "empty": b"", "other": save({"x": torch.zeros(1)})}[damage])
+    with pytest.raises(BertVisionError, match=f"Delete {file} to start this training from the beginning"):
+        fit({"a": Probe()}, States(), loss, {"a": OPTIM}, checkpointer=Checkpointer(file, "one"))
+    file.unlink()
+    fit({"a": Probe()}, States(), loss, {"a": OPTIM}, checkpointer=Checkpointer(file, "one"))
 
 
 def test_another_run_s_state_is_refused(tmp_path, monkeypatch):

@@ -40,8 +40,8 @@ def predict(
     file: Annotated[
         str,
         typer.Option(
-            help="Predict every row of a CSV, TSV, JSONL, Parquet or text file; - reads JSON lines or plain text from "
-            "standard input.",
+            help="Predict every row of a CSV, TSV, JSONL, Parquet, text or CoNLL file; - reads JSON lines or plain "
+            "text from standard input.",
             show_default=False,
         ),
     ] = "",
@@ -50,8 +50,8 @@ def predict(
         typer.Option(
             "--output",
             "-o",
-            help="With --file: write the rows with their predictions to this CSV, TSV, JSONL or Parquet file; - writes "
-            "to standard output. Without it, predictions are printed.",
+            help="With --file: write the rows with their predictions to this CSV, TSV, JSONL, Parquet or CoNLL file; - "
+            "writes to standard output. Without it, predictions are printed.",
             show_default=False,
         ),
     ] = "",
@@ -246,6 +246,10 @@ def serve(
         float, typer.Option(help="Seconds to answer requests after SIGTERM, when /readyz fails already.", min=0)
     ] = 0.0,
     max_requests: Annotated[int, typer.Option(help="Requests at once; further requests get 429.", min=1)] = 128,
+    max_connections: Annotated[
+        int, typer.Option(help="Open connections; for another one, the one idle for longest is closed.", min=8)
+    ] = 1024,
+    header_timeout: Annotated[float, typer.Option(help="Seconds for the headers of a request.", min=0.1)] = 10.0,
     max_items: Annotated[int, typer.Option(help="Items in a request.", min=1, max=512)] = 128,
     max_characters: Annotated[int, typer.Option(help="Characters in a text.", min=1)] = 100_000,
     max_body: Annotated[int, typer.Option(help="Bytes in the body of a request.", min=1)] = 2 * 1024 * 1024,
@@ -267,6 +271,8 @@ def serve(
         num_batch_threads=batch_threads,
         max_queue_tokens=max_queue_tokens,
         max_concurrent_requests=max_requests,
+        max_connections=max_connections,
+        header_timeout=header_timeout,
         max_items=max_items,
         max_text_characters=max_characters,
         max_body_bytes=max_body,

@@ -162,7 +162,7 @@ def print_evaluation(evaluation: "Evaluation") -> None:
     ]
     table(rows, numbers=numbers)
     classes = list(evaluation.classes)[: len(evaluation.confusion)]
-    if classes and len(classes) <= CONFUSION_CLASSES:
+    if 0 < len(classes) <= CONFUSION_CLASSES:
         print()
         matrix = [
             {"label \\ predicted": name, **dict(zip(classes, map(str, counts), strict=True))}
@@ -186,6 +186,9 @@ def answer(prediction: dict[str, Any]) -> str:
     elif "label" in prediction:
         line = f"{prediction['label']}  ({prediction['probability']:.3f})"
         line += "".join(f", {entry['label']}  ({entry['probability']:.3f})" for entry in candidates[1:])
+    elif "entities" in prediction:
+        entities = [f"{entity['text']}  ({entity['type']} {entity['score']:.3f})" for entity in prediction["entities"]]
+        line = ", ".join(entities) or "no entities"
     else:
         line = f"{prediction['score']:.3f}"
     return line + (f"  BERT: {answer(prediction['bert'])}" if "bert" in prediction else "")

@@ -188,8 +188,8 @@ def evaluate(
         typer.Option(
             "--data",
             "--file",
-            help="Labelled file to predict and score: CSV, TSV, JSONL, Parquet or SQuAD JSON. Without it, the saved "
-            "predictions of the dev rows are scored again.",
+            help="Labelled file to predict and score: CSV, TSV, JSONL, Parquet, SQuAD JSON or CoNLL. Without it, the "
+            "saved predictions of the dev rows are scored again.",
             show_default=False,
         ),
     ] = None,

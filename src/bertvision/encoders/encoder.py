@@ -276,13 +276,22 @@ class Encoder(nn.Module):
 
     def freeze(self, lowest: int) -> None:
         """Exclude the lowest layers from training: 1 freezes the embeddings, 2 also the first layer, and so on."""
-        lists = (module for module in self.model.modules() if isinstance(module, nn.ModuleList))
-        layers = next((blocks for blocks in lists if len(blocks) == self.num_layers - 1), [])  # none in ALBERT
-        parts = [self.model.embeddings, *layers] if hasattr(self.model, "embeddings") else []
+        parts = self._parts()
         if not 0 <= lowest <= len(parts):
             raise BertVisionError(f"0 to {len(parts)} layers of this encoder can be frozen, got {lowest}.")
         for part in parts[:lowest]:
             part.requires_grad_(False)
+
+    def layer_scales(self, layer_decay: float) -> list[tuple[nn.Module, float]]:
+        """Return the embeddings and the layers with multiples of the learning rate, which fall from layer to layer."""
+        if len(parts := self._parts()) != self.num_layers:
+            raise BertVisionError(f"{self.name} has no separate layers for layer_decay={layer_decay:g}; use 1.")
+        return [(part, layer_decay ** (len(parts) - index)) for index, part in enumerate(parts)]
+
+    def _parts(self) -> list[nn.Module]:
+        lists = (module for module in self.model.modules() if isinstance(module, nn.ModuleList))
+        layers = next((blocks for blocks in lists if len(blocks) == self.num_layers - 1), [])  # none in ALBERT
+        return [self.model.embeddings, *layers] if hasattr(self.model, "embeddings") else []
 
     def _autocast(self, mask: Tensor) -> AbstractContextManager[Any]:
         if self.precision == "float32":

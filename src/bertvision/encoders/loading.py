@@ -13,12 +13,12 @@ from typing import Any
 import huggingface_hub
 import torch
 import transformers
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer
 
 from bertvision import devices
+from bertvision.encoders.checks import check_config, check_directory, check_size
 from bertvision.encoders.encoder import BERT_HEAD_FILE, REGISTERED_FILE, Encoder, EncoderInfo, EncoderWithHead
 from bertvision.encoders.model_parts import WEIGHTS_FILE, bert_head_weights, quiet, require_encoder
 from bertvision.encoders.table import ENCODERS, EncoderEntry
@@ -83,9 +83,9 @@ def _load(name: str) -> Encoder:
         model, bert_head = _read_weights(location, config)
         if (Path(location) / BERT_HEAD_FILE).is_file():
             bert_head = load_file(Path(location) / BERT_HEAD_FILE)
+        encoder = Encoder(model, tokenizer, name=name, learning_rate=entry.learning_rate, copy=False)
     if entry.fresh_pooler:
         bert_head = {key: value for key, value in bert_head.items() if not key.startswith("pooler.")}
-    encoder = Encoder(model, tokenizer, name=name, learning_rate=entry.learning_rate, copy=False)
     encoder.bert_head = bert_head
     return encoder
 
@@ -93,7 +93,11 @@ def _load(name: str) -> Encoder:
 def _build_registered(name: str) -> Encoder | None:
     """Build the encoder of a registered function, given its name or a directory of its weights; None for others."""
     saved = (Path(name) / REGISTERED_FILE).is_file()
-    registered = read_json(Path(name) / REGISTERED_FILE, "name of a registered encoder")["name"] if saved else name
+    registered = name
+    if saved:
+        check_directory(Path(name))
+        values = read_json(Path(name) / REGISTERED_FILE, "name of a registered encoder")
+        registered = str(values.get("name")) if isinstance(values, dict) else ""
     entry = ENCODERS.get(registered)
     if not (entry and entry.factory):
         if not saved:
@@ -122,13 +126,18 @@ def _locate(name: str) -> tuple[str, Any, Any]:
     entry = _entry(name)
     location = str(unpack(entry.package, entry.folder)) if entry.package else entry.hub
     with _readable(name), quiet():
+        if Path(location).is_dir():
+            check_directory(Path(location))
         config = AutoConfig.from_pretrained(location, trust_remote_code=False, local_files_only=_offline(location))
         require_encoder(name, config)
+        check_config(name, config)
         tokenizer = AutoTokenizer.from_pretrained(
             location, trust_remote_code=False, local_files_only=_offline(location)
         )
-    if not getattr(tokenizer, "is_fast", False):
-        raise BertVisionError(f"Encoder {name!r} has no fast tokenizer. It is needed for the offsets of answers.")
+        if not getattr(tokenizer, "is_fast", False):
+            raise BertVisionError(f"Encoder {name!r} has no fast tokenizer. It is needed for the offsets of answers.")
+        if EncoderInfo.from_config(config, tokenizer).max_tokens < 1:
+            raise BertVisionError(f"Encoder {name!r} is damaged: it takes no tokens, according to its configuration.")
     return location, config, tokenizer
 
 
@@ -157,11 +166,16 @@ def _offline(location: str) -> bool:
 
 def _read_weights(location: str, config: Any) -> tuple[Any, dict[str, Tensor]]:
     """Return the bare encoder, and the weights of BERT's own head in the checkpoint."""
-    architecture = (getattr(config, "architectures", None) or [""])[0]
+    architecture = str((getattr(config, "architectures", None) or [""])[0])
     kinds = ("ForQuestionAnswering", "ForSequenceClassification")
     auto = getattr(transformers, f"AutoModel{next(filter(architecture.endswith, kinds), '')}")
+    if Path(location).is_dir():
+        with torch.device("meta"):
+            check_size(Path(location), auto.from_config(config))
+    config.return_dict = True
     model, info = auto.from_pretrained(
         location,
+        config=config,
         dtype=torch.float32,
         use_safetensors=True,
         trust_remote_code=False,
@@ -187,7 +201,7 @@ def _readable(name: str) -> Iterator[None]:
         yield
     except BertVisionError:
         raise
-    except (SafetensorError, OSError, ValueError, KeyError, RuntimeError) as error:
+    except Exception as error:  # transformers and tokenizers raise errors of all kinds for damaged files
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         if Path(name).is_dir():
             raise BertVisionError(f"Cannot read the checkpoint in {name}: {reason}") from error

@@ -3,5 +3,6 @@
 from bertvision.estimators.classification import TextClassifier
 from bertvision.estimators.question_answering import QuestionAnswerer
 from bertvision.estimators.regression import TextRegressor
+from bertvision.estimators.token_classification import TokenClassifier
 
-__all__ = ["QuestionAnswerer", "TextClassifier", "TextRegressor"]
+__all__ = ["QuestionAnswerer", "TextClassifier", "TextRegressor", "TokenClassifier"]

@@ -10,16 +10,15 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator
-from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from bertvision import devices
 from bertvision.encoders import Encoder, EncoderInfo, load_encoder_info
-from bertvision.errors import BertVisionError
 from bertvision.estimators import cached_states, persistence
 from bertvision.estimators.cache import cache_directory, mark_used
 from bertvision.estimators.history import HistoryRecorder
 from bertvision.estimators.leaderboard import leaderboard_rows
+from bertvision.estimators.parameters import check_parameters, seed
 from bertvision.estimators.persistence import PersistenceMixin
 from bertvision.heads import HeadConfig
 from bertvision.inputs import Rows, examples_from_rows, read_items, read_rows, warn_truncated
@@ -30,13 +29,14 @@ from bertvision.progress import hidden
 from bertvision.runs import Run
 from bertvision.tasks import DataSplits, Example, Task
 from bertvision.training import Callback
+from bertvision.training.callbacks import check_callbacks
 from bertvision.types import Features, Predictions
 
 logger: logging.Logger = logging.getLogger(__name__)
 
 
 class BaseTextEstimator(PersistenceMixin, BaseEstimator, ABC):
-    """The common part of `TextClassifier`, `TextRegressor` and `QuestionAnswerer`.
+    """The common part of `TextClassifier`, `TextRegressor`, `TokenClassifier` and `QuestionAnswerer`.
 
     Fitted estimators have these attributes:
 
@@ -52,7 +52,7 @@ class BaseTextEstimator(PersistenceMixin, BaseEstimator, ABC):
 
     def __init__(
         self,
-        encoder: str | Encoder = "minilm",
+        encoder: str | os.PathLike[str] | Encoder = "minilm",
         *,
         fraction: float = 0.3,
         head: str | HeadConfig = "default",
@@ -112,9 +112,10 @@ class BaseTextEstimator(PersistenceMixin, BaseEstimator, ABC):
             sample_weight: A weight for each row, or a column.
             callbacks: Objects with the methods of `bertvision.training.Callback`.
         """
-        rows = read_rows(
+        self._check(callbacks)
+        rows = self._read_rows(
             X,
-            self._read_labels(X, y),
+            y,
             text=text,
             text_pair=text_pair,
             label=self._label_format(label),
@@ -127,18 +128,39 @@ class BaseTextEstimator(PersistenceMixin, BaseEstimator, ABC):
         start = self.run_ if self.warm_start and hasattr(self, "run_") else None
         return self._fit(rows, evaluation, callbacks, start)
 
-    def partial_fit(self, X: Any, y: Any = None, *, callbacks: Sequence[Callback] = (), **columns: Any) -> Self:
+    def partial_fit(
+        self,
+        X: Any,
+        y: Any = None,
+        *,
+        text: str | None = None,
+        text_pair: str | None = None,
+        label: str | None = None,
+        groups: Any = None,
+        sample_weight: Any = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> Self:
         """Train the head further on new rows. The encoder stays as it is. A label that is not known is an error.
 
-        Args:
-            X: Texts, as in `fit`.
-            y: Labels, as in `fit`.
-            callbacks: As in `fit`.
-            columns: `text`, `text_pair`, `label`, `groups` and `sample_weight`, as in `fit`.
+        The arguments are those of `fit`.
         """
-        label = self._label_format(columns.pop("label", None))
-        rows = read_rows(X, self._read_labels(X, y), label=label, labelled=True, **columns)
+        self._check(callbacks)
+        rows = self._read_rows(
+            X,
+            y,
+            text=text,
+            text_pair=text_pair,
+            label=self._label_format(label),
+            groups=groups,
+            sample_weight=sample_weight,
+            labelled=True,
+        )
         return self._fit(rows, None, callbacks, getattr(self, "run_", None))
+
+    def _check(self, callbacks: Sequence[Callback]) -> None:
+        """Raise an error if a parameter or a callback is of a wrong type, also where the result is in the cache."""
+        check_parameters(self.get_params(deep=False))
+        check_callbacks(callbacks)
 
     def _label_format(self, label: str | Sequence[str] | None) -> Any:
         """Return the column of the labels, with the separator of several labels in a string if there is one."""
@@ -151,11 +173,11 @@ class BaseTextEstimator(PersistenceMixin, BaseEstimator, ABC):
         """Read the validation rows. Tables have the columns of the training rows."""
         if isinstance(eval_set, tuple) and len(eval_set) == 2:
             texts, labels = eval_set
-            return read_rows(texts, self._read_labels(texts, labels), label=self._label_format(None), labelled=True)
+            return self._read_rows(texts, labels, label=self._label_format(None), labelled=True)
         if isinstance(eval_set, list) and len(eval_set) == 1 and isinstance(eval_set[0], tuple):
             return self._read_eval_set(eval_set[0], rows, label)  # as in XGBoost and LightGBM
         names = dict(zip(("text", "text_pair"), rows.text_names, strict=False))
-        return read_rows(eval_set, label=self._label_format(label or rows.label), labelled=True, **names)
+        return self._read_rows(eval_set, None, label=self._label_format(label or rows.label), labelled=True, **names)
 
     def _fit(self, rows: Rows, evaluation: Rows | None, callbacks: Sequence[Callback], start: Run | None) -> Self:
         """Train through the pipeline, and load the best head."""
@@ -189,7 +211,7 @@ class BaseTextEstimator(PersistenceMixin, BaseEstimator, ABC):
         self, task: Task, splits: DataSplits, callbacks: Sequence[Callback], start: Run | None
     ) -> tuple[ExperimentResult, EncoderInfo]:
         """Run the pipeline on rows in memory; return its result, and the tokenizer of the encoder."""
-        encoder: str | Encoder = self.encoder
+        encoder = os.fspath(self.encoder) if isinstance(self.encoder, os.PathLike) else self.encoder
         settings: dict[str, Any] = {"fractions": [float(self.fraction)]}
         if start is not None:  # the encoder is the fine-tuned one, and is not changed
             encoder, settings = start.encoder_source, {"fractions": [0.0]}
@@ -198,12 +220,15 @@ class BaseTextEstimator(PersistenceMixin, BaseEstimator, ABC):
             {
                 "task": task.name,
                 "encoder": encoder if isinstance(encoder, str) else encoder.name,
-                "heads": [_head_name(self.head)],
+                "heads": [str(self.head)],
                 "controls": self.controls,
                 "metric": self._metric(),
-                "seed": _seed(self.random_state),
+                "seed": seed(self.random_state),
                 "precision": self.precision,
-                "data": {"validation_fraction": float(self.validation_fraction), "max_tokens": self.max_tokens or 0},
+                "data": {
+                    "validation_fraction": float(self.validation_fraction),
+                    "max_tokens": int(self.max_tokens or 0),
+                },
                 **settings,
             },
         )
@@ -235,6 +260,10 @@ class BaseTextEstimator(PersistenceMixin, BaseEstimator, ABC):
     def _metric(self) -> str:
         """Return the metric by which epochs and heads are chosen. Empty: the primary metric of the task."""
         return ""
+
+    def _read_rows(self, X: Any, y: Any, **options: Any) -> Rows:
+        """Read and check rows. The options are those of `read_rows`."""
+        return read_rows(X, self._read_labels(X, y), **options)
 
     def _read_labels(self, X: Any, y: Any) -> Any:
         """Return the labels in a form that `read_rows` takes."""
@@ -318,23 +347,6 @@ def _examples(rows: Rows, task: Task) -> list[Example]:
     if rows.weights is None:
         return examples
     return [replace(example, weight=float(w)) for example, w in zip(examples, rows.weights, strict=True)]
-
-
-def _head_name(head: Any) -> str:
-    """Return the specification of a head."""
-    if isinstance(head, str | HeadConfig):
-        return str(head)
-    raise BertVisionError(
-        f"A head is given by its name or as a HeadConfig, so that it can be saved and loaded; got {head!r}. Register "
-        "your own module with `register_head(NAME)(CLASS)`, and give head=NAME."
-    )
-
-
-def _seed(random_state: Any) -> int:
-    """Return the seed that a scikit-learn `random_state` stands for."""
-    if isinstance(random_state, int | np.integer):
-        return int(random_state)
-    return int(check_random_state(random_state).randint(2**31))
 
 
 def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,14 +3,15 @@
 from functools import lru_cache
 
 from bertvision import devices
+from bertvision.computed_states import ComputedStates
 from bertvision.encoders import EncoderInfo, load_encoder_info
 from bertvision.pipeline import cache_keys, experiment_of
 from bertvision.pipeline.frozen_cache import FrozenCache, full_view
+from bertvision.prediction import evaluation_batches, predict
 from bertvision.runs import Run
 from bertvision.shared_encoders import AttachedHead, EncoderPool, TorchEncoder, scoring_precision, uses_bi_encoding
-from bertvision.states import ComputedStates, InMemoryStates, RowTable, evaluation_batches
+from bertvision.states import InMemoryStates, RowTable
 from bertvision.trained_model import TrainedModel
-from bertvision.training import predict
 from bertvision.types import Features, Predictions
 
 CACHE = FrozenCache()

@@ -64,7 +64,8 @@ class TextClassifier(ClassifierMixin, BaseTextEstimator):
         controls: Whether to train the controls that `leaderboard_` shows: BERT's own kind of head, and the head on the
             last layer only.
         settings: Other settings of `bertvision.lab.Experiment`, such as {"finetune.learning_rate": 5e-5}.
-        random_state: The seed of fine-tuning and of the heads.
+        random_state: The seed of fine-tuning and of the heads. Results also depend slightly on the number of threads
+            (OMP_NUM_THREADS), because sums are rounded in another order.
         device: "cpu", "cuda", "cuda:1" or "mps". None: a GPU if there is one.
         precision: The number type of the encoder's matrix products: "auto", "float32", "bfloat16" or "float16".
         cache_dir: Where results are kept, so that the same call of `fit` finds them. None: the cache directory of the
@@ -79,7 +80,7 @@ class TextClassifier(ClassifierMixin, BaseTextEstimator):
 
     def __init__(
         self,
-        encoder: str | Encoder = "minilm",
+        encoder: str | os.PathLike[str] | Encoder = "minilm",
         *,
         fraction: float = 0.3,
         head: str | HeadConfig = "default",
@@ -221,7 +222,13 @@ class TextClassifier(ClassifierMixin, BaseTextEstimator):
     def _weighted(self, rows: Rows) -> Rows:
         if self.class_weight is None:
             return rows
-        weights = compute_sample_weight(self.class_weight, rows.labels)
+        try:
+            weights = compute_sample_weight(self.class_weight, rows.labels)
+        except (TypeError, ValueError) as error:
+            raise BertVisionError(
+                'class_weight must be "balanced", None, or a dictionary with a number for each class; got '
+                f"{self.class_weight!r}. The classes are {', '.join(sorted(set(map(str, rows.labels or []))))}."
+            ) from error
         return replace(rows, weights=weights if rows.weights is None else weights * rows.weights)
 
     def _set_fitted_attributes(self, rows: Rows, start: Run | None) -> None:

@@ -15,11 +15,13 @@ from sklearn.utils.validation import check_is_fitted
 
 from bertvision import devices, trained_model
 from bertvision.errors import BertVisionError
-from bertvision.files import read_json, write_json
+from bertvision.estimators.parameters import check_path
+from bertvision.files import inside, read_json, write_json
 from bertvision.inputs import ClassLabelEncoder, examples_from_rows, read_texts
 from bertvision.runs import Run
 from bertvision.sharing import strip_paths
 from bertvision.tasks import SquadTask, Task, TextTask
+from bertvision.token_tasks import TokenTask
 from bertvision.trained_model import TrainedModel
 
 ESTIMATOR_FILE = "estimator.json"
@@ -45,7 +47,7 @@ class PersistenceMixin:
     def save_pretrained(self, directory: str | os.PathLike[str]) -> Path:
         """Save the model, its encoder and tokenizer, and a model card to a directory; return the directory."""
         check_is_fitted(self, "model_")
-        directory = self.model_.save_pretrained(Path(directory))
+        directory = self.model_.save_pretrained(check_path(directory, "directory"))
         self._write_estimator(directory)
         return directory
 
@@ -65,7 +67,7 @@ class PersistenceMixin:
         expected = estimator_name(model.task)
         if all(parent.__name__ != expected for parent in cls.__mro__):
             raise BertVisionError(f"{directory} is a model for {expected}. Load it with {expected}.from_pretrained.")
-        values = read_json(path / ESTIMATOR_FILE, "estimator") if (path / ESTIMATOR_FILE).is_file() else {}
+        values = _read_estimator(path)
         estimator = cls()
         known = estimator.get_params(deep=False)  # pyright: ignore[reportAttributeAccessIssue]
         parameters = {name: value for name, value in values.get("parameters", {}).items() if name in known}
@@ -81,6 +83,8 @@ class PersistenceMixin:
             estimator.label_encoder_ = _label_encoder(values.get("labels"), classes)
             estimator.classes_ = estimator.label_encoder_.classes_
             estimator._indicators = bool(values.get("indicators", False))
+        elif isinstance(model.task, TokenTask):
+            estimator.classes_ = np.array(model.task.entity_types)
         return estimator
 
     def push_to_hub(self, repo_id: str, *, token: str | None = None, private: bool | None = None) -> str:
@@ -95,14 +99,14 @@ class PersistenceMixin:
         with tempfile.TemporaryDirectory() as folder:
             return _upload(self.save_pretrained(Path(folder) / "model"), repo_id, token, private)
 
-    def export(self, format: str, directory: str | os.PathLike[str], X: Any = None) -> Path:
+    def export(self, format: str, directory: str | os.PathLike[str] | None = None, X: Any = None) -> Path:
         """Export the model; return the directory, which `from_pretrained` and `bertvision serve` read.
 
         The answers of the export are compared with those of the model. The export is kept only if they agree.
 
         Args:
             format: "onnx".
-            directory: Where to write.
+            directory: Where to write. None: the directory "onnx" beside the files of the model.
             X: Texts to compare the answers on. None: the validation rows of `fit`.
         """
         check_is_fitted(self, "model_")
@@ -115,9 +119,10 @@ class PersistenceMixin:
 
         task = self.model_.task
         model = trained_model.load(self.model_.run)  # in float32, whatever precision this machine computes in
-        export_onnx([model], Path(directory), [examples_from_rows(read_texts(texts, task.text_names), task)])
-        self._write_estimator(Path(directory))
-        return Path(directory)
+        target = self.model_.run.directory / format if directory is None else Path(directory)
+        export_onnx([model], target, [examples_from_rows(read_texts(texts, task.text_names), task)])
+        self._write_estimator(target)
+        return target
 
     def serve(self, *, host: str = "127.0.0.1", port: int = 8000) -> None:
         """Answer HTTP requests until the process is interrupted. The page at the address shows how to send them.
@@ -127,6 +132,8 @@ class PersistenceMixin:
             port: The port to listen on. 0: any free port.
         """
         check_is_fitted(self, "model_")
+        if not isinstance(port, int) or not 0 <= port < 2**16:
+            raise BertVisionError(f"port must be a number between 0 and 65535, got {port!r}.")
         from bertvision.serving import ServerSettings
         from bertvision.serving.server import serve as serve_models
 
@@ -170,10 +177,27 @@ class PersistenceMixin:
         write_json(directory / ESTIMATOR_FILE, values)
 
 
+def _read_estimator(directory: Path) -> dict[str, Any]:
+    """Read the file of the estimator; without one, return no values."""
+    path = inside(directory, ESTIMATOR_FILE)
+    values = read_json(path, "estimator") if path.is_file() else {}
+    types = {"parameters": dict, "columns": dict, "labels": dict, "history": list, "leaderboard": list}
+    given = {name: values.get(name) for name in types} if isinstance(values, dict) else {"": values}
+    if wrong := [name for name, value in given.items() if not isinstance(value, types.get(name, dict) | None)]:
+        raise BertVisionError(f"{path} is damaged: {wrong[0] or 'its content'} is of the wrong type.")
+    if columns := values.get("columns"):
+        texts, label = columns.get("texts"), columns.get("label")
+        if not isinstance(texts, list) or not all(isinstance(name, str) for name in (*texts, label)):
+            raise BertVisionError(f"{path} is damaged: its columns are not names.")
+    return {name: value for name, value in given.items() if value is not None}
+
+
 def estimator_name(task: Task) -> str:
     """Return the name of the estimator for a task."""
     if isinstance(task, SquadTask) and not task.answerable:
         return "QuestionAnswerer"
+    if isinstance(task, TokenTask):
+        return "TokenClassifier"
     return "TextRegressor" if isinstance(task, TextTask) and not task.classes else "TextClassifier"
 
 
@@ -214,7 +238,7 @@ def _upload(directory: Path, repo_id: str, token: str | None, private: bool | No
 
 def _find(source: str | os.PathLike[str]) -> Path:
     """Return the directory of a model; download it if it is not a directory."""
-    directory = Path(source)
+    directory = check_path(source, "directory")
     if directory.is_dir():
         return directory
     if not isinstance(source, str) or source.count("/") != 1 or directory.is_absolute():

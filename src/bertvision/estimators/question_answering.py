@@ -1,6 +1,6 @@
 """Question answering: find the answer to a question in a context."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -52,7 +52,7 @@ class QuestionAnswerer(BaseTextEstimator):
             if not isinstance(context, str):
                 raise BertVisionError(f"Give a context for the question, as a text; got {type(context).__name__}.")
             return self.predict([(X, context)], nbest=nbest)[0]
-        items = self._items(X if context is None else list(zip(X, _contexts(context, len(X)), strict=True)))
+        items = self._items(X if context is None else _pairs(X, context))
         if not items:
             return []
         with self._context():
@@ -73,9 +73,18 @@ class QuestionAnswerer(BaseTextEstimator):
         return SquadTask(name="question-answering", summary="Answers in a context", answerable=False)
 
 
-def _contexts(context: Any, count: int) -> Sequence[str]:
-    """Return one context per question; a single text is used for all."""
-    return [context] * count if isinstance(context, str) else context
+def _pairs(questions: Any, context: Any) -> list[tuple[str, str]]:
+    """Pair each question with its context; a single context is used for all questions."""
+    columns = []
+    for name, values in (("questions", questions), ("contexts", context)):
+        if not isinstance(values, Iterable):
+            raise BertVisionError(f"The {name} must be texts, such as a list or Series; got {type(values).__name__}.")
+        columns.append(values if isinstance(values, str) else list(values))
+    asked, contexts = columns
+    contexts = [contexts] * len(asked) if isinstance(contexts, str) else contexts
+    if len(contexts) != len(asked):
+        raise BertVisionError(f"There are {len(asked):,} questions, but {len(contexts):,} contexts.")
+    return list(zip(asked, contexts, strict=True))
 
 
 def _as_answers(X: Any, y: Any) -> Any:

@@ -218,16 +218,14 @@ def resolve_heads(specs: Sequence[str], kind: str) -> list[HeadConfig]:
 
 DEFAULT_HEADS = {
     "span": {"learned": HeadConfig("learned"), DEFAULT: HeadConfig("adapter-skip")},
+    "tokens": {"learned": HeadConfig("learned"), DEFAULT: HeadConfig("adapter-skip")},
     "pair": {
         "learned": HeadConfig("learned"),
         DEFAULT: HeadConfig.parse(
             "adapter:encoding=both,layers=every2,members=3,size=32,token_pooling=max+compare+align"
         ),
     },
-    "text": {
-        "learned": HeadConfig("learned"),
-        DEFAULT: HeadConfig("adapter", members=3, size=32, token_pooling="max"),
-    },
+    "text": {"learned": HeadConfig("learned"), DEFAULT: HeadConfig("adapter", members=3, size=32, token_pooling="max")},
 }
 """The heads trained when none are named, by the kind of task (docs/decisions/0020, 0023, 0024)."""
 
@@ -237,11 +235,12 @@ def default_head(kind: str) -> HeadConfig:
     return lookup(DEFAULT_HEADS, kind, "kind of task")[DEFAULT]
 
 
-DEFAULT_LEARNING_RATES = {"span": 1e-3, "pair": 2e-3, "text": 2e-3}
+DEFAULT_LEARNING_RATES = {"span": 1e-3, "tokens": 1e-3, "pair": 2e-3, "text": 2e-3}
 """The learning rate of heads when none is given, by the kind of task."""
 
 AUXILIARY_HEADS = {
     "span": HeadConfig(BERT_HEAD),
+    "tokens": HeadConfig(BERT_HEAD),
     "pair": HeadConfig("adapter", token_pooling="max+compare"),
     "text": HeadConfig(BERT_HEAD),
 }

@@ -5,6 +5,8 @@ from typing import TypeVar
 
 from torch import Tensor, nn
 
+from bertvision.errors import BertVisionError
+
 T = TypeVar("T")
 
 HEADS = {"last": "bert-head"}
@@ -15,10 +17,7 @@ OPTIONS = {
     "pooled": "pooler_output",
     "start": "init_std",
 }
-VALUES = {
-    "token_pooling": {"all": "flatten"},
-    "encoding": {"together": "cross", "apart": "bi"},
-}
+VALUES = {"token_pooling": {"all": "flatten"}, "encoding": {"together": "cross", "apart": "bi"}}
 WEIGHTS = {
     "adapt": "adapter",
     "pool": "layer_pooling",
@@ -49,4 +48,7 @@ def upgrade_state_dict(weights: Mapping[str, T], expected: Container[str] = ()) 
 
 def load_head_weights(head: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Load saved weights into a head; those of the previous version too."""
-    head.load_state_dict(upgrade_state_dict(weights, head.state_dict()))
+    try:
+        head.load_state_dict(upgrade_state_dict(weights, head.state_dict()))
+    except RuntimeError as error:
+        raise BertVisionError(f"The saved weights are not those of this head: {error}") from error

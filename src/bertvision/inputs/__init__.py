@@ -19,6 +19,7 @@ from bertvision.inputs.rows import (
     task_from_rows,
 )
 from bertvision.inputs.tables import is_column
+from bertvision.inputs.tagged_rows import read_tagged_rows
 from bertvision.inputs.time_splits import require_own_files, split_by_time
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "read_examples",
     "read_items",
     "read_rows",
+    "read_tagged_rows",
     "read_texts",
     "refuse_joined_labels",
     "require_own_files",

@@ -15,10 +15,22 @@ from bertvision.tasks.reading import Table, read_table
 from bertvision.tasks.squad import SquadTask
 from bertvision.tasks.text import TextTask, as_number, label_name
 from bertvision.tasks.user_files import UserFiles
+from bertvision.token_tasks import TokenTask
+from bertvision.token_tasks.entities import occurring_types
+from bertvision.token_tasks.reading import CONLL_ENDINGS, read_tagged_file, splitting_of
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-KINDS = ("auto", "classification", "multi-label", "regression", "squad2", "squad2-answerable")
+KINDS = (
+    "auto",
+    "classification",
+    "multi-label",
+    "regression",
+    "squad2",
+    "squad2-answerable",
+    "tokens",
+    "tokens-iob1",
+)
 MOST_CLASSES = 20
 """Integer labels with more distinct values than this are read as scores."""
 
@@ -33,8 +45,8 @@ def task_from_files(
     kind: str = "auto",
     name: str = "",
     reserved: Collection[str] = (),
-) -> TextTask | SquadTask:
-    """Build a task from CSV, TSV, JSONL or Parquet files, or from JSON files in the SQuAD format.
+) -> TextTask | SquadTask | TokenTask:
+    """Build a task from CSV, TSV, JSONL or Parquet files, from JSON files in the SQuAD format, or from CoNLL files.
 
     Args:
         files: Paths of the training, dev and validation files.
@@ -57,6 +69,8 @@ def task_from_files(
             )
         summary = f"Questions about passages, from {path.name}"
         return SquadTask(name=name, summary=summary, answerable=kind == "squad2-answerable", data_source=files)
+    if kind.startswith("tokens") or (kind == "auto" and path.suffix.lower() in CONLL_ENDINGS):
+        return token_task_from_file(files, text=text, label=label, scheme=kind.partition("-")[2] or "auto", name=name)
     columns = (text, text_pair) if text_pair else (text,)
     table = read_table(path)
     list(table.pick(columns))  # a missing text column is the likelier mistake, so it is reported first
@@ -80,6 +94,25 @@ def _infer_task(table: Table, kind: str, label: str, separator: str, fields: Map
     labels = [value for _, (value,) in table.pick([label])]
     check_labels(labels, lambda row, why: table.refuse(table.lines[row], why), f"column {label!r}")
     return TextTask(**fields, label=label, **infer_outputs(labels, kind, source=table.source))
+
+
+def token_task_from_file(files: UserFiles, *, text: str, label: str, scheme: str, name: str) -> TokenTask:
+    """Build a task of token classification, whose entity types are those of the training file."""
+    path = Path(files.train)
+    rows = read_tagged_file(path, text=text, label=label, scheme=scheme)
+    types = occurring_types(tag for row in rows for tag in row.tags or ())
+    if not types:
+        raise BertVisionError(f"{path} holds no entities: all its tags are O.")
+    return TokenTask(
+        name=name,
+        summary=f"Entities of {len(types)} type(s) in each text, from {path.name}",
+        entity_types=types,
+        splitting=splitting_of(rows),
+        scheme=scheme,
+        text=text,
+        label=label,
+        data_source=files,
+    )
 
 
 def infer_outputs(

@@ -18,6 +18,9 @@ from bertvision.tasks.base import Span
 from bertvision.tasks.reading import question
 from bertvision.tasks.text import as_number, label_name
 
+MAX_LABEL_BYTES = 400_000
+"""The largest size of a label that is read from a file."""
+
 
 class ClassLabelEncoder:
     """Convert labels to class indices and back, like `sklearn.preprocessing.LabelEncoder`.
@@ -73,7 +76,13 @@ class ClassLabelEncoder:
     @classmethod
     def from_dict(cls, description: Mapping[str, Any]) -> "ClassLabelEncoder":
         """Rebuild an encoder from the result of `to_dict`."""
-        return cls().fit(description["classes"], np.dtype(description["dtype"]))
+        try:
+            classes, dtype = list(description["classes"]), np.dtype(description["dtype"])
+            if dtype.kind not in "biufUO" or dtype.itemsize > MAX_LABEL_BYTES or len(classes) != len(set(classes)):
+                raise ValueError(f"they are {len(classes):,} values of type {dtype}")
+            return cls().fit(classes, dtype)
+        except (KeyError, TypeError, ValueError, OverflowError, SyntaxError) as error:
+            raise BertVisionError(f"The saved labels are damaged: {error}.") from error
 
 
 def read_labels(
@@ -142,7 +151,7 @@ def _parse_values(values: Sequence[str]) -> list[Any]:
 
     Numbers with leading zeros stay strings.
     """
-    if all(re.fullmatch(r"-?(0|[1-9]\d*)", value) for value in values):
+    if all(re.fullmatch(r"-?(0|[1-9]\d{0,299})", value) for value in values):
         return [int(value) for value in values]
     if all(re.fullmatch(r"-?(0|[1-9]\d*)(\.\d*)?([eE][-+]?\d+)?", value) for value in values):
         return [float(value) for value in values]

@@ -24,6 +24,8 @@ from bertvision.inputs.tables import (
 )
 from bertvision.tasks.base import Example, Span, Task
 from bertvision.tasks.text import TextTask, as_number, label_name
+from bertvision.token_tasks import TokenTask
+from bertvision.token_tasks.words import WordSpans
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -33,8 +35,8 @@ class Rows:
     texts: list[tuple[str, ...]]
     """One text, or two for pairs. No text is empty."""
     labels: list[Any] | None = None
-    """Labels as plain Python values, or None for unlabelled data. For SQuAD, tuples of `Span`. For several labels per
-    row, tuples of labels."""
+    """Labels as plain Python values, or None for unlabelled data. For SQuAD, tuples of `Span`; for words, of tags. For
+    several labels per row, tuples of labels."""
     text_names: tuple[str, ...] = ("text",)
     """The columns of the texts. ("text",) or ("text", "text_pair") for data without columns."""
     label: str = "label"
@@ -48,6 +50,10 @@ class Rows:
     """float64 (N,): finite, not negative, and not all zero."""
     label_dtype: np.dtype | None = None
     """The NumPy type of the labels as they were given, from which `ClassLabelEncoder` makes `classes_`."""
+    words: list[WordSpans] | None = None
+    """For token classification: the characters of each word of the texts. The labels are then IOB2 tags."""
+    splitting: str = ""
+    """For token classification: how other texts are split into words."""
     source: str = ""
     """The path of the file, or "" for Python objects."""
     lines: Sequence[int] = field(default=(), repr=False)
@@ -127,8 +133,8 @@ def read_rows(
         label=label or "label",
         label_columns=tuple(y.columns) if isinstance(y, _LabelColumns) else (),
         label_names=indicator_names(y) if labels is not None else (),
-        groups=_read_groups(columns, groups, len(texts)),
-        weights=_read_weights(columns, sample_weight, len(texts)),
+        groups=read_groups(columns, groups, len(texts)),
+        weights=read_weights(columns, sample_weight, len(texts)),
         label_dtype=dtype,
         source=columns.source,
         lines=columns.lines,
@@ -182,9 +188,15 @@ def examples_from_rows(rows: Rows, task: Task) -> list[Example]:
                 )
             else:
                 labels[row] = class_index(label, index, refuse) if index else score(label, refuse)
+    if isinstance(task, TokenTask):
+        for row, tags in enumerate(rows.labels or []):
+            if unknown := next((tag[2:] for tag in tags if tag not in task.tags), ""):
+                known = ", ".join(task.entity_types)
+                rows.refuse(row, f"the entity type {unknown!r} is not one of the known types: {known}.")
+    words = rows.words or [()] * len(rows)
     return [
-        Example(id=str(row), texts=texts, label=label, group=group)
-        for row, (texts, label, group) in enumerate(zip(rows.texts, labels, groups, strict=True))
+        Example(id=str(row), texts=texts, label=label, group=group, words=spans)
+        for row, (texts, label, group, spans) in enumerate(zip(rows.texts, labels, groups, words, strict=True))
     ]
 
 
@@ -296,7 +308,8 @@ def _label_column(
     return name
 
 
-def _read_groups(columns: Columns, groups: Any, length: int) -> list[str] | None:
+def read_groups(columns: Columns, groups: Any, length: int) -> list[str] | None:
+    """Return the group of each row, given as a column or its name."""
     groups = columns.default_groups if groups is None else groups
     if groups is None:
         return None
@@ -307,7 +320,8 @@ def _read_groups(columns: Columns, groups: Any, length: int) -> list[str] | None
     return [str(value) for value in values]
 
 
-def _read_weights(columns: Columns, weights: Any, length: int) -> np.ndarray | None:
+def read_weights(columns: Columns, weights: Any, length: int) -> np.ndarray | None:
+    """Return the weight of each row, given as a column or its name. (N,)"""
     if weights is None:
         return None
     values = columns.read(weights, length, "weights")

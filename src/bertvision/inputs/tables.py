@@ -191,12 +191,18 @@ def _from_dataset(data: Any) -> Columns:
 
     def column(name: str) -> Any:
         values = table.get(name)
-        names = getattr(features.get(name), "names", None)
-        if names is None:
-            return values
-        return [None if value is None or value < 0 else names[value] for value in values]
+        feature = features.get(name)
+        if names := getattr(feature, "names", None):
+            return [_class_name(value, names) for value in values]
+        if names := getattr(getattr(feature, "feature", None), "names", None):  # lists of class indices
+            return [value and [_class_name(part, names) for part in value] for value in values]
+        return values
 
     return replace(table, get=column)
+
+
+def _class_name(value: int | None, names: Sequence[str]) -> str | None:
+    return None if value is None or value < 0 else names[value]
 
 
 def columns_of_items(items: Sequence[Any]) -> Columns:

@@ -36,6 +36,11 @@ def fingerprint(*splits: Split) -> str:
     return digest.hexdigest()
 
 
+def _training_settings(training: TrainingConfig) -> dict[str, Any]:
+    """Return the settings of an optimizer; those that were added later only where they differ from their default."""
+    return {key: value for key, value in asdict(training).items() if (key, value) != ("layer_decay", 1.0)}
+
+
 def finetuning_settings(members: Sequence[ExperimentData], encoder_hash: str) -> dict[str, Any]:
     """Return all that a fine-tuning on one or more tasks depends on. Their hash names its directory."""
     data, experiment = members[0], members[0].experiment
@@ -56,7 +61,7 @@ def finetuning_settings(members: Sequence[ExperimentData], encoder_hash: str) ->
         ],
         "encoder": experiment.encoder,
         "encoder_hash": encoder_hash,
-        "finetune": asdict(training),
+        "finetune": _training_settings(training),
         "seed": experiment.seed,
         "precision": experiment.precision,
     }
@@ -110,7 +115,7 @@ def head_training_settings(data: ExperimentData, checkpoint: "Checkpoint", start
     """Return all that the training of heads depends on, apart from the heads."""
     experiment = data.experiment
     settings = {
-        "train": asdict(data.config.head_training),
+        "train": _training_settings(data.config.head_training),
         "learning_rates": experiment.extra_learning_rates,
         "seed": experiment.seed,
         "encoder_hash": checkpoint.encoder_hash,
@@ -178,7 +183,8 @@ def epoch_runs(
     data: ExperimentData, checkpoint: "Checkpoint", config: HeadConfig, training: TrainingConfig
 ) -> tuple[list[str], str]:
     """Return the names of the run directories of a head after each epoch, and the key of its training."""
-    key = value_hash([str(config), asdict(training), data.experiment.seed, checkpoint.encoder_hash, _scored(data)])
+    settings = _training_settings(training)
+    key = value_hash([str(config), settings, data.experiment.seed, checkpoint.encoder_hash, _scored(data)])
     label = head_label(data, config)
     return [f"{label}-epoch{epoch}-{key}" for epoch in range(1, round(training.epochs) + 1)], key
 

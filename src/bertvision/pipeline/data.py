@@ -28,9 +28,9 @@ from bertvision.inputs import (
 from bertvision.pipeline.config import PipelineConfig, resolve
 from bertvision.pipeline.experiment import Experiment, TrainingConfig
 from bertvision.pipeline.frozen_cache import FrozenCache
-from bertvision.states import TokenBatches, evaluation_batches
+from bertvision.prediction import evaluation_batches, predict
+from bertvision.states import TokenBatches
 from bertvision.tasks import TASKS, DataRequest, DataSplits, Example, Task, UserFiles, draw_nested
-from bertvision.training import predict
 from bertvision.types import Batches, Features, HeadShape, Predictions
 
 logger: logging.Logger = logging.getLogger(__name__)

@@ -46,7 +46,10 @@ def ensemble(data: ExperimentData, directory: Path, members: Sequence[Run], meth
         return Run(directory)
     predictions = {
         split: combine(
-            [member.predictions(split) for member in members], method, independent=data.task.independent_outputs
+            [member.predictions(split) for member in members],
+            method,
+            independent=data.task.independent_outputs,
+            tags=data.task.example_kind == "tokens",
         )
         for split in ("validation", "dev")
     }

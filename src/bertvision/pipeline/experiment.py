@@ -120,6 +120,8 @@ class Experiment:
     metric: str = ""
     """The metric by which epochs and heads are chosen, e.g. "macro_f1". Empty: the primary metric of the task."""
     seed: int = 0
+    """The seed of the initial weights, the order of the rows and dropout. With another number of threads
+    (OMP_NUM_THREADS) sums are rounded differently, so the same seed gives slightly different results."""
     precision: str = "auto"
     """The number type of the encoder's matrix products. "auto": bfloat16 if the machine supports it, else float32."""
     cpu_optimizations: bool = field(default_factory=enabled)
@@ -153,6 +155,8 @@ def preset(name: str) -> Experiment:
     """Return the experiment with published settings. No name: the defaults."""
     if not name:
         return Experiment()
+    if not isinstance(name, str):
+        raise BertVisionError(f"preset is the name of published settings, got {name!r}.")
     published = Experiment(auxiliary_head="bert-head")  # the paper fine-tunes without an auxiliary head
     return merge(published, lookup(presets(), name, "preset"))
 
@@ -188,6 +192,10 @@ def load_several(path: Path | None, name: str = "") -> list[tuple[Experiment, di
     """Read every experiment of a file with its [study] settings. Settings at the top of the file are shared."""
     values = read_toml(path) if path else {}
     shared, experiments = values.pop("study", {}), values.pop("experiments", [{}])
+    tables = [shared, *experiments] if isinstance(experiments, list) else [experiments]
+    tables += [own.get("study", {}) for own in tables if isinstance(own, dict)]
+    if not isinstance(experiments, list) or not all(isinstance(table, dict) for table in tables):
+        raise BertVisionError(f"{path}: `study` is a table, and `experiments` a list of tables ([[experiments]]).")
     loaded = []
     for own in experiments:
         study = shared | own.pop("study", {})
@@ -210,7 +218,9 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise BertVisionError(f"No experiment file at {path}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise BertVisionError(f"Cannot read {path}: {error.strerror}.") from error
+    except (ValueError, RecursionError) as error:  # also of numbers with thousands of digits
         raise BertVisionError(f"{path} is not valid TOML: {error}.") from error
 
 
@@ -230,7 +240,7 @@ def overlay(default: T, overrides: Sequence[str]) -> T:
             try:
                 values = tomllib.loads(text)
                 break
-            except tomllib.TOMLDecodeError:
+            except (ValueError, RecursionError):
                 continue
         else:
             raise BertVisionError(f"Setting {override!r} is not of the form key=value.")
@@ -246,6 +256,8 @@ def merge(default: T, values: dict[str, Any], where: str = "") -> T:
     for key, value in values.items():
         old = lookup(vars(default), key, f"setting of {where[:-1]}" if where else "setting")
         name = f"{where}{key}"
+        if type(value) is int and not -(2**63) <= value < 2**63:
+            raise BertVisionError(f"{name} must lie between -2**63 and 2**63 - 1.")
         if is_dataclass(old):
             if not isinstance(value, dict):
                 raise BertVisionError(f"{name} must be a table of settings, got {value!r}.")
@@ -283,7 +295,15 @@ def check(experiment: Experiment) -> Experiment:
             raise BertVisionError(
                 f"[{name}] needs epochs > 0, gradient_accumulation_steps >= 1, batch_size >= 0, learning_rate >= 0."
             )
+    if not 0 < experiment.finetune.layer_decay <= 1 or experiment.train.layer_decay != 1:
+        raise BertVisionError(
+            "finetune.layer_decay must be above 0 and at most 1, and heads have none; got "
+            f"{experiment.finetune.layer_decay:g} and train.layer_decay={experiment.train.layer_decay:g}."
+        )
     lookup(dict.fromkeys(PRECISIONS), experiment.precision, "precision")
+    for name, seed in (("seed", experiment.seed), ("data.split_seed", experiment.data.split_seed)):
+        if not 0 <= seed < 2**32:
+            raise BertVisionError(f"{name} must lie between 0 and 2**32 - 1, got {seed}.")
     epochs = experiment.fractions + experiment.head_fractions
     if not experiment.fractions or not all(0 <= fraction < math.inf for fraction in epochs):
         raise BertVisionError(f"fractions must be epochs, 0 or more, got {experiment.fractions}.")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bertvision import devices, distributed, memory
+from bertvision.computed_states import ComputedStates
 from bertvision.cpu_optimizations import use_cpu_optimizations
 from bertvision.encoders import (
     AUXILIARY_HEAD_FILE,
@@ -24,7 +25,15 @@ from bertvision.encoders import (
     weights_hash,
 )
 from bertvision.errors import BertVisionError
-from bertvision.files import atomic_directory, file_lock, load_tensors, read_json, save_tensors, write_json
+from bertvision.files import (
+    atomic_directory,
+    file_lock,
+    load_tensors,
+    read_json,
+    require_space,
+    save_tensors,
+    write_json,
+)
 from bertvision.heads import (
     BERT_HEAD,
     BertHead,
@@ -40,7 +49,7 @@ from bertvision.pipeline.multitask import MixedBatches, MultiTaskModel
 from bertvision.records import CheckpointRecord
 from bertvision.runs import has_weights
 from bertvision.shared_encoders import load_bert_head
-from bertvision.states import ComputedStates, TokenBatches
+from bertvision.states import TokenBatches
 from bertvision.training import STOPPED, Checkpointer, FitOptions, FractionRecord, Loss, fit
 from bertvision.types import Batches, StateView
 
@@ -152,6 +161,9 @@ def _finetune_missing(
         The fraction that was reached, if a callback stopped the fine-tuning; else None.
     """
     first = members[0]
+    if max(missing) > 0:
+        size = sum(tensor.numel() * tensor.element_size() for tensor in loaded.encoder.parameters())
+        require_space(checkpoint_sets[0].directory, size * len(missing) * len(members), "Saving the fine-tuned encoder")
     loaded.encoder.freeze(first.experiment.frozen)
     training = _one_task(first, loaded) if len(members) == 1 else _several_tasks(members, loaded)
 

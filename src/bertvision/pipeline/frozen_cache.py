@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from bertvision.computed_states import ComputedStates
 from bertvision.encoders import LoadedEncoder, weights_hash
 from bertvision.progress import bar
-from bertvision.states import ComputedStates
 from bertvision.types import Features, StateView
 
 MAX_BYTES = 512 * 1024**2

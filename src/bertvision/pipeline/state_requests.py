@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from bertvision import distributed, memory
+from bertvision.computed_states import ComputedStates
 from bertvision.errors import BertVisionError, lookup
 from bertvision.files import write_error
 from bertvision.states.batch_plan import BatchPlan
-from bertvision.states.computed import ComputedStates
 from bertvision.states.formats import FORMATS
 from bertvision.states.in_memory import InMemoryStates, read_into_memory, size
 from bertvision.states.layout import MANIFEST, SHARD, Layout, RowTable, is_store

@@ -1,5 +1,6 @@
 """The FastAPI application: routes, health checks and the demo page."""
 
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -10,17 +11,23 @@ from fastapi import FastAPI, Request, Response
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi_offline import FastAPIOffline
 
-from bertvision.serving import kserve
+from bertvision.errors import BertVisionError
+from bertvision.serving import hugging_face, kserve
+from bertvision.serving.admission import Admission
 from bertvision.serving.batching import Batcher
-from bertvision.serving.logs import JsonLogger
+from bertvision.serving.connections import Connections
+from bertvision.serving.handlers import PredictionHandler, ServerState
+from bertvision.serving.logs import JsonLogger, RequestLog
 from bertvision.serving.metrics import ServerMetrics
 from bertvision.serving.middleware import RequestMiddleware
-from bertvision.serving.responses import ERROR_RESPONSES, add_error_handlers, json_response, shutting_down_response
+from bertvision.serving.responses import ERROR_RESPONSES, add_error_handlers, json_response
 from bertvision.serving.schema import Answers, Models, PredictRequest, State
-from bertvision.serving.service import InferenceService
+from bertvision.serving.service import AnswerOptions, InferenceService
 from bertvision.serving.settings import ServerSettings
 from bertvision.trained_model import TrainedModel
 
+WARM_UP_SECONDS = 600.0
+"""Time limit of the first forward pass of a model."""
 PAGE_FILES = {"index.html": "text/html; charset=utf-8", "style.css": "text/css", "app.js": "text/javascript"}
 PAGE_HEADERS = {
     "Content-Security-Policy": (
@@ -30,29 +37,13 @@ PAGE_HEADERS = {
 }
 
 
-class ServerState:
-    """Whether the server accepts requests."""
-
-    def __init__(self) -> None:
-        self.ready = False
-        self.draining = False
-
-    @property
-    def accepting(self) -> bool:
-        """True from the end of the warm-up until SIGTERM."""
-        return self.ready and not self.draining
-
-    @property
-    def status(self) -> str:
-        """The state as one word: "starting", "ready" or "draining"."""
-        return "draining" if self.draining else "ready" if self.ready else "starting"
-
-
 @dataclass(frozen=True)
 class Application:
     """The ASGI application, with the objects that the server process needs."""
 
     middleware: RequestMiddleware
+    connections: Connections
+    request_log: RequestLog
     state: ServerState
     service: InferenceService
 
@@ -61,10 +52,19 @@ def create_app(
     trained_models: Sequence[TrainedModel], settings: ServerSettings, log: JsonLogger | None = None
 ) -> Application:
     """Build the application that serves these models."""
-    log, metrics, state = log or JsonLogger(), ServerMetrics(), ServerState()
+    request_log, metrics, state = RequestLog(log or JsonLogger()), ServerMetrics(), ServerState()
     batcher = Batcher(settings, metrics.record_batch)
     service = InferenceService(trained_models, batcher, settings)
-    metrics.set_sources(lambda: batcher.queued_tokens, lambda: float(state.accepting))
+    admission = Admission(settings, lambda: batcher.retry_after, lambda: batcher.is_full(settings.request_timeout))
+
+    def record_refusal(status: int) -> None:
+        metrics.refusals.labels(str(status)).inc()
+        request_log.refused(status)
+
+    connections = Connections(settings, admission, record_refusal)
+    metrics.set_sources(
+        lambda: batcher.queued_tokens, lambda: float(state.accepting), lambda: float(len(connections.open))
+    )
     app = FastAPIOffline(
         title="bertvision",
         description="Predictions of heads on the hidden states of fine-tuned encoders. " + service.description["note"],
@@ -77,12 +77,14 @@ def create_app(
             CORSMiddleware, allow_origins=settings.cors_origins, allow_methods=["GET", "POST"], allow_headers=["*"]
         )
     add_error_handlers(app)
-    add_prediction_routes(app, service, state, metrics)
+    handler = PredictionHandler(service, state, metrics)
+    add_prediction_routes(app, handler)
     add_health_routes(app, state, metrics)
-    kserve.add_routes(app, service, state)
+    kserve.add_routes(app, handler)
+    hugging_face.add_routes(app, handler)
     add_page(app)
-    middleware = RequestMiddleware(app, settings, log, metrics, lambda: batcher.retry_after)
-    return Application(middleware, state, service)
+    middleware = RequestMiddleware(app, settings, request_log, metrics)
+    return Application(middleware, connections, request_log, state, service)
 
 
 def _lifespan(service: InferenceService, state: ServerState) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
@@ -93,7 +95,7 @@ def _lifespan(service: InferenceService, state: ServerState) -> Callable[[FastAP
         service.batcher.start()
         for name, model in service.models.items():  # the first forward pass allocates memory and is slow
             item: Any = ("warm up",) * len(model.task.text_names)
-            await service.predict({name: model}, [item], nbest=1, bert=True, timeout=None)
+            await service.predict({name: model}, [item], AnswerOptions(bert=True), time.monotonic() + WARM_UP_SECONDS)
         state.ready = True
         yield
         state.ready = False
@@ -103,8 +105,9 @@ def _lifespan(service: InferenceService, state: ServerState) -> Callable[[FastAP
     return lifespan
 
 
-def add_prediction_routes(app: FastAPI, service: InferenceService, state: ServerState, metrics: ServerMetrics) -> None:
+def add_prediction_routes(app: FastAPI, handler: PredictionHandler) -> None:
     """Add /v1/predict and /v1/models."""
+    service = handler.service
 
     @app.post("/v1/predict", responses={200: {"model": Answers}, **ERROR_RESPONSES}, tags=["answers"])
     async def predict(body: PredictRequest, request: Request) -> Response:
@@ -112,14 +115,16 @@ def add_prediction_routes(app: FastAPI, service: InferenceService, state: Server
 
         Models on the same encoder share its forward pass.
         """
-        if state.draining:
-            return shutting_down_response()
         items: Any = body.items
+        if body.ids is not None and len(body.ids) != len(items):
+            raise BertVisionError(f"The request has {len(items)} items and {len(body.ids)} ids; give an id for each.")
         models = service.select_models(body.models, items)
-        result = await service.predict(models, items, nbest=body.nbest, bert=body.bert, timeout=body.timeout)
-        for name in models:
-            metrics.items.labels(name).inc(len(items))
-        request.state.log_fields.update(items=len(items), models=len(models), tokens=result["tokens"])
+        options = AnswerOptions(nbest=body.nbest, bert=body.bert, top_k=body.top_k)
+        result = await handler(request, models, items, options, body.timeout)
+        if body.ids is not None:
+            for answers in result["answers"].values():
+                for id, answer in zip(body.ids, answers, strict=True):
+                    answer["id"] = id
         return json_response(result)
 
     @app.get("/v1/models", response_model=Models, responses={401: ERROR_RESPONSES[401]}, tags=["answers"])

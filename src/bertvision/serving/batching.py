@@ -39,6 +39,11 @@ class RequestTooLarge(BertVisionError):
 class DeadlineExceeded(BertVisionError):
     """The deadline passed before the request was answered."""
 
+    def __init__(self) -> None:
+        super().__init__(
+            "The deadline passed before the request was answered. Allow more time, or send fewer or shorter texts."
+        )
+
 
 @dataclass(eq=False)
 class QueuedRow:
@@ -170,10 +175,15 @@ class Batcher:
         """Seconds until the queue will be half empty at the measured throughput, between 1 and 60."""
         return max(1, min(60, math.ceil(0.5 * self._queued_tokens / self.throughput))) if self.throughput else 1
 
+    def is_full(self, timeout: float) -> bool:
+        """Whether the queue has no room, or is too long to be answered within `timeout` seconds."""
+        if self._queued_tokens >= self.settings.max_queue_tokens:
+            return True
+        return self.throughput > 0 and self._queued_tokens / self.throughput > 0.8 * timeout
+
     def check_capacity(self, timeout: float) -> None:
-        """Raise `Overloaded` if the queue is full, or too long to be answered within `timeout` seconds."""
-        full = self._queued_tokens >= self.settings.max_queue_tokens
-        if full or (self.throughput and self._queued_tokens / self.throughput > 0.8 * timeout):
+        """Raise `Overloaded` if a request that is to be answered within `timeout` seconds has no room in the queue."""
+        if self.is_full(timeout):
             raise Overloaded(self.retry_after)
 
     async def submit(self, rows: Sequence[QueuedRow]) -> list[dict[str, np.ndarray]]:
@@ -200,9 +210,7 @@ class Batcher:
         try:
             return await asyncio.wait_for(results, max(0.0, min(row.deadline for row in rows) - time.monotonic()))
         except TimeoutError:  # cancels the futures, so rows that still wait are dropped from the queue
-            raise DeadlineExceeded(
-                "The deadline passed before the request was answered. Allow more time, or send fewer or shorter texts."
-            ) from None
+            raise DeadlineExceeded from None
 
     def _process_queue(self) -> None:
         """Run batches until the batcher is closed and the queue is empty."""

@@ -43,6 +43,11 @@ ACCEPTABILITY: Examples = [
     ("Acceptable", ("The book that she gave me was on the table.",)),
     ("Unacceptable", ("The book what gave she me was the table on.",)),
 ]
+ENTITIES: Examples = [
+    ("People and places", ("Grace Hopper was born in New York City and studied at Yale.",)),
+    ("A tweet", ("@anna just saw Arctic Monkeys at the O2 in London , what a night !",)),
+    ("Companies", ("Nokia sold its phones to Microsoft , which bought LinkedIn two years later.",)),
+]
 OTHER: Examples = [("A sentence", ("The delivery came two weeks late, and nobody answered the telephone.",))]
 BY_TASK = {
     "squad2": QUESTIONS,
@@ -61,12 +66,14 @@ def examples_for(task: Task) -> Examples:
         return BY_TASK[task.name]
     if "context" in task.text_names:
         return QUESTIONS
+    if task.example_kind == "tokens":
+        return ENTITIES
     return PAIRS if len(task.text_names) == 2 else OTHER
 
 
 def comparison_texts(num_texts: int) -> list[tuple[str, ...]]:
     """Return the texts of all examples with this number of texts, to compare models on when no data are at hand."""
-    lists = [QUESTIONS, PASSAGES, PAIRS, QUESTION_PAIRS, REVIEW_SENTENCES, ACCEPTABILITY, OTHER]
+    lists = [QUESTIONS, PASSAGES, PAIRS, QUESTION_PAIRS, REVIEW_SENTENCES, ACCEPTABILITY, ENTITIES, OTHER]
     rows = [texts for examples in lists for _, texts in examples if len(texts) == num_texts]
     if num_texts == 1:
         rows += [(text,) for passage in (LIGHTHOUSE, BLOOD_CELLS) for text in (passage, *passage.split(". "))]

@@ -6,9 +6,11 @@ from typing import Annotated, Any, Literal
 from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
+import bertvision
 from bertvision.errors import BertVisionError
-from bertvision.serving.responses import ERROR_RESPONSES, error_response, json_response, shutting_down_response
-from bertvision.serving.service import InferenceService
+from bertvision.serving.handlers import PredictionHandler, ServerState
+from bertvision.serving.responses import ERROR_RESPONSES, error_response, json_response
+from bertvision.serving.service import AnswerOptions
 from bertvision.serving.settings import MAX_ITEMS_PER_REQUEST
 from bertvision.trained_model import TrainedModel
 
@@ -40,6 +42,7 @@ class Output(BaseModel):
     shape: list[int]
     datatype: str
     data: list[Any]
+    parameters: dict[str, list[str]] | None = Field(default=None, description="The classes of the columns.")
 
 
 class Inferred(BaseModel):
@@ -55,6 +58,14 @@ class Live(BaseModel):
 
     live: bool | None = None
     ready: bool | None = None
+
+
+class ServerMetadata(BaseModel):
+    """Name and version of the server."""
+
+    name: str
+    version: str
+    extensions: list[str]
 
 
 class Metadata(BaseModel):
@@ -73,6 +84,7 @@ MAIN_OUTPUTS = {
     "class": ("label", "BYTES"),
     "labels": ("labels", "BYTES"),
     "score": ("score", "FP64"),
+    "entities": ("entities", "BYTES"),
 }
 
 
@@ -80,6 +92,11 @@ def items_from_tensors(request: Infer, model: TrainedModel) -> list[Any]:
     """Convert the input tensors of a request to items."""
     columns = {tensor.name: tensor.data for tensor in request.inputs}
     inputs = model.task.text_names
+    if len(columns) < len(request.inputs):
+        raise BertVisionError("The request has two inputs of the same name.")
+    for tensor in request.inputs:
+        if tensor.shape not in ([len(tensor.data)], [len(tensor.data), 1]):
+            raise BertVisionError(f"The shape of an input of {len(tensor.data)} texts is [{len(tensor.data)}].")
     missing = [name for name in inputs if name not in columns]
     if missing:
         raise BertVisionError(f"The request lacks the input {missing[0]!r}; the model takes {', '.join(inputs)}.")
@@ -90,30 +107,37 @@ def items_from_tensors(request: Infer, model: TrainedModel) -> list[Any]:
 
 
 def tensors_from_answers(answers: list[dict[str, Any]]) -> list[Output]:
-    """Convert answers to output tensors. Probabilities get one tensor per class; several labels are a list as JSON.
+    """Convert answers to output tensors. The probabilities of all classes are one tensor; labels, entities are JSON."""
+    outputs = []
+    for name, first in answers[0].items():
+        if name == "truncated":
+            continue  # not every answer has this key
+        values = [answer[name] for answer in answers]
+        if name == "probabilities":
+            classes = list(first)
+            data = [value for row in values for value in row.values()]
+            shape, parameters = [len(answers), len(classes)], {"classes": classes}
+            outputs.append(Output(name=name, shape=shape, datatype="FP64", data=data, parameters=parameters))
+        elif name in ("entities", "labels"):
+            data = [json.dumps(value, ensure_ascii=False) for value in values]
+            outputs.append(Output(name=name, shape=[len(answers)], datatype="BYTES", data=data))
+        elif isinstance(first, str | int | float):
+            outputs.append(Output(name=name, shape=[len(answers)], datatype=DATATYPES[type(first)], data=values))
+    return outputs
 
-    Other nested values are left out.
-    """
-    rows = []
-    for answer in answers:
-        scalars = {key: value for key, value in answer.items() if isinstance(value, str | int | float)}
-        scalars.pop("truncated", None)  # not every answer has this key
-        if "labels" in answer:
-            scalars = {"labels": json.dumps(answer["labels"], ensure_ascii=False)} | scalars
-        rows.append(scalars | {f"probability_{key}": value for key, value in answer.get("probabilities", {}).items()})
-    return [
-        Output(name=name, shape=[len(rows)], datatype=DATATYPES[type(first)], data=[row.get(name) for row in rows])
-        for name, first in rows[0].items()
-    ]
 
-
-def add_routes(app: FastAPI, service: InferenceService, state: Any) -> None:
+def add_routes(app: FastAPI, handler: PredictionHandler) -> None:
     """Add the routes of the protocol to `app`."""
-    _add_health_routes(app, state)
-    _add_model_routes(app, service, state)
+    _add_server_routes(app, handler.state)
+    _add_model_routes(app, handler)
 
 
-def _add_health_routes(app: FastAPI, state: Any) -> None:
+def _add_server_routes(app: FastAPI, state: ServerState) -> None:
+    @app.get("/v2", tags=["KServe v2"])
+    async def server() -> ServerMetadata:
+        """Return the name and the version of the server."""
+        return ServerMetadata(name="bertvision", version=bertvision.__version__, extensions=[])
+
     @app.head("/v2/health/live", include_in_schema=False)
     @app.get("/v2/health/live", response_model_exclude_none=True, tags=["KServe v2"])
     async def live() -> Live:
@@ -127,7 +151,8 @@ def _add_health_routes(app: FastAPI, state: Any) -> None:
         return json_response({"ready": state.accepting}, 200 if state.accepting else 503)
 
 
-def _add_model_routes(app: FastAPI, service: InferenceService, state: Any) -> None:
+def _add_model_routes(app: FastAPI, handler: PredictionHandler) -> None:
+    service, state = handler.service, handler.state
     errors: dict[int | str, dict[str, Any]] = {
         404: ERROR_RESPONSES[422] | {"description": "Unknown model."},
         401: ERROR_RESPONSES[401],
@@ -144,9 +169,12 @@ def _add_model_routes(app: FastAPI, service: InferenceService, state: Any) -> No
         if model is None:
             return unknown_model()
         inputs = [{"name": text, "datatype": "BYTES", "shape": [-1]} for text in model.task.text_names]
-        answer_type = next(entry["answers"] for entry in service.description["models"] if entry["name"] == name)
-        output, datatype = MAIN_OUTPUTS[answer_type]
-        outputs = [{"name": output, "datatype": datatype, "shape": [-1]}]
+        described = next(entry for entry in service.description["models"] if entry["name"] == name)
+        output, datatype = MAIN_OUTPUTS[described["answers"]]
+        outputs: list[dict[str, Any]] = [{"name": output, "datatype": datatype, "shape": [-1]}]
+        if output == "label":
+            outputs.append({"name": "probability", "datatype": "FP64", "shape": [-1]})
+            outputs.append({"name": "probabilities", "datatype": "FP64", "shape": [-1, len(described["classes"])]})
         return Metadata(name=name, versions=["1"], platform="bertvision", inputs=inputs, outputs=outputs)
 
     @app.get("/v2/models/{name}/ready", response_model=Live, responses=errors, tags=["KServe v2"])
@@ -164,10 +192,7 @@ def _add_model_routes(app: FastAPI, service: InferenceService, state: Any) -> No
         model = service.models.get(name)
         if model is None:
             return unknown_model()
-        if state.draining:
-            return shutting_down_response()
         items = items_from_tensors(infer, model)
-        result = await service.predict({name: model}, items, nbest=1, bert=False, timeout=None)
-        request.state.log_fields.update(items=len(items), models=1, tokens=result["tokens"])
-        outputs = [tensor.model_dump() for tensor in tensors_from_answers(result["answers"][name])]
+        result = await handler(request, {name: model}, items, AnswerOptions())
+        outputs = [tensor.model_dump(exclude_none=True) for tensor in tensors_from_answers(result["answers"][name])]
         return json_response({"model_name": name, "id": infer.id, "outputs": outputs})

@@ -5,9 +5,14 @@ import logging
 import sys
 import time
 import traceback
+from collections import Counter
 from typing import Any, TextIO
 
 MAX_FRAMES = 12
+SUMMARY_SECONDS = 1.0
+"""Interval of the summaries of refused requests."""
+MAX_REFUSALS_FOR_LINES = 5
+"""Refusals in such an interval up to which answered requests still get a line each."""
 
 
 class JsonLogger:
@@ -28,6 +33,42 @@ class JsonLogger:
         frames = traceback.extract_tb(error.__traceback__)
         places = [f"{frame.filename.rsplit('/', 1)[-1]}:{frame.lineno} {frame.name}" for frame in frames]
         self("failure", kind=type(error).__name__, places=places[-MAX_FRAMES:], **fields)
+
+
+class RequestLog:
+    """The log of requests: a line for each, or one summary per second while many are refused."""
+
+    def __init__(self, events: JsonLogger):
+        self.events = events
+        self._refused: Counter[int] = Counter()
+        self._answered: Counter[int] = Counter()
+        self._slowest = 0.0
+        self._since = time.monotonic()
+
+    def refused(self, status: int) -> None:
+        """Count a request or a connection that was refused."""
+        self._refused[status] += 1
+
+    def answered(self, status: int, seconds: float, **fields: Any) -> None:
+        """Write the line of a request, or count it if more than a few requests were refused in this second."""
+        if self._refused.total() <= MAX_REFUSALS_FOR_LINES:
+            self.events("request", status=status, seconds=round(seconds, 6), **fields)
+            return
+        self._answered[status] += 1
+        self._slowest = max(self._slowest, seconds)
+
+    def summarize(self, *, now: bool = False) -> None:
+        """Write what was counted. Does nothing within a second of the last summary, except with `now`."""
+        passed = time.monotonic() - self._since
+        if passed < SUMMARY_SECONDS and not now:
+            return
+        self._since += passed
+        if self._refused:
+            fields = {"refused": dict(self._refused), "answered": dict(self._answered)}
+            self.events("refusals", within=round(passed, 3), **fields, slowest=round(self._slowest, 6))
+        self._refused.clear()
+        self._answered.clear()
+        self._slowest = 0.0
 
 
 class JsonLogHandler(logging.Handler):

@@ -23,6 +23,10 @@ class ServerMetrics:
             "bertvision_request_seconds", "Time to answer a request.", ["route"], buckets=SECONDS_BUCKETS, **to
         )
         self.requests_in_progress = Gauge("bertvision_requests_under_way", "Requests in progress.", **to)
+        self.refusals = Counter(
+            "bertvision_refusals", "Requests and connections refused before the application.", ["status"], **to
+        )
+        self.connections = Gauge("bertvision_connections", "Open connections.", **to)
         self.items = Counter("bertvision_items", "Items answered, by model.", ["model"], **to)
         self.batches = Counter("bertvision_batches", "Forward passes.", **to)
         self.batch_rows = Histogram("bertvision_batch_rows", "Rows in a forward pass.", buckets=ROWS_BUCKETS, **to)
@@ -42,8 +46,11 @@ class ServerMetrics:
         self.padding_tokens.inc(statistics.padded_tokens - statistics.tokens)
         self.forward_seconds.inc(statistics.seconds)
 
-    def set_sources(self, queued_tokens: Callable[[], float], ready: Callable[[], float]) -> None:
+    def set_sources(
+        self, queued_tokens: Callable[[], float], ready: Callable[[], float], connections: Callable[[], float]
+    ) -> None:
         """Set the functions that the gauges call when the metrics are scraped."""
+        self.connections.set_function(connections)
         self.queue_tokens.set_function(queued_tokens)
         self.ready.set_function(ready)
 

@@ -179,12 +179,10 @@ def compare(name: str, original: TrainedModel, exported: TrainedModel, examples:
 
 
 def _equal(first: Any, second: Any) -> bool:
-    """Compare answers: spans by position, classes and sets of labels exactly, regression scores up to rounding."""
+    """Compare answers: spans by position, classes, sets of labels and tags exactly, scores up to rounding."""
     if isinstance(first, Answer) and isinstance(second, Answer):
         return (first.start, first.end) == (second.start, second.end)
-    if isinstance(first, LabelSet):
-        return first == second
-    return abs(first - second) < 1e-3
+    return first == second if isinstance(first, tuple | LabelSet) else abs(first - second) < 1e-3
 
 
 def _write_run(model: TrainedModel, place: Path, number: int, outputs: Mapping[str, str]) -> str:

@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 
 from bertvision.errors import BertVisionError
 from bertvision.serving.batching import DeadlineExceeded, Overloaded, RequestTooLarge
+from bertvision.serving.handlers import ShuttingDown
 from bertvision.serving.schema import PredictRequest, Problem
 
 ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
@@ -27,6 +28,7 @@ STATUS_CODES: list[tuple[type[BertVisionError], int]] = [
     (RequestTooLarge, 413),
     (DeadlineExceeded, 504),
     (Overloaded, 429),
+    (ShuttingDown, 503),
 ]
 MESSAGES = {
     400: "The body is not valid JSON.",
@@ -34,7 +36,21 @@ MESSAGES = {
     405: "Method not allowed. /docs lists the methods of each path.",
 }
 # Field names that may be quoted in an error. Other keys may be text that a client sent.
-FIELD_NAMES = {*PredictRequest.model_fields, "body", "inputs", "name", "shape", "datatype", "data", "id"}
+FIELD_NAMES = {
+    *PredictRequest.model_fields,
+    "body",
+    "inputs",
+    "name",
+    "shape",
+    "datatype",
+    "data",
+    "id",
+    "parameters",
+    "top_k",
+    "truncate",
+    "raw_scores",
+    "model",
+}
 
 
 def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -50,12 +66,6 @@ def error_response(
     return json_response({"error": message} | ({"where": where} if where else {}), status, headers)
 
 
-def shutting_down_response() -> Response:
-    """Return the response to requests after SIGTERM."""
-    headers = {"Retry-After": "1", "Connection": "close"}
-    return error_response(503, "The server is shutting down. Send the request to another server.", headers)
-
-
 def field_path(location: Sequence[Any]) -> str:
     """Return the path of a field in the request, such as "body.items.0"; unknown keys are replaced by "..."."""
     return ".".join(str(part) if isinstance(part, int) or part in FIELD_NAMES else "..." for part in location)
@@ -67,7 +77,11 @@ def add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(BertVisionError)
     async def bertvision_error(request: Request, error: BertVisionError) -> Response:
         status = next((code for kind, code in STATUS_CODES if isinstance(error, kind)), 422)
-        headers = {"Retry-After": str(error.retry_after)} if isinstance(error, Overloaded) else {}
+        headers = {}
+        if isinstance(error, Overloaded):
+            headers = {"Retry-After": str(error.retry_after)}
+        elif isinstance(error, ShuttingDown):
+            headers = {"Retry-After": "1", "Connection": "close"}
         return error_response(status, str(error), headers)
 
     @app.exception_handler(RequestValidationError)

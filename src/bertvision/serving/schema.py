@@ -2,13 +2,20 @@
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from bertvision.serving.settings import MAX_ITEMS_PER_REQUEST
 
 Pair = Annotated[list[str], Field(min_length=2, max_length=2)]
 Named = Annotated[dict[str, str], Field(min_length=1, max_length=8)]
 Item = str | Pair | Named
+Items = Annotated[list[Item], Field(min_length=1, max_length=MAX_ITEMS_PER_REQUEST)]
+Name = Annotated[str, Field(max_length=200)]
+
+
+def as_list(value: Any) -> Any:
+    """Return a list of one text or object."""
+    return [value] if isinstance(value, str | dict) else value
 
 
 class PredictRequest(BaseModel):
@@ -26,13 +33,20 @@ class PredictRequest(BaseModel):
         },
     )
 
-    items: Annotated[list[Item], Field(min_length=1, max_length=MAX_ITEMS_PER_REQUEST)] = Field(
-        description="Texts, pairs of texts, or objects such as {question, context}. All models take {text, text_pair}."
+    items: Annotated[Items, BeforeValidator(as_list)] = Field(
+        description="Texts, pairs of texts, or objects such as {question, context}; or one text or object. All models "
+        "take {text, text_pair}."
     )
-    models: Annotated[list[Annotated[str, Field(max_length=200)]], Field(max_length=64)] = Field(
+    models: Annotated[list[Name], Field(max_length=64), BeforeValidator(as_list)] = Field(
         default=[], description="Names from /v1/models. Default: the only model, or all that take these items."
     )
+    ids: Annotated[list[Name | int], Field(max_length=MAX_ITEMS_PER_REQUEST)] | None = Field(
+        default=None, description="An id for each item. The answers contain it."
+    )
     nbest: int = Field(default=3, ge=1, le=20, description="Number of classes or candidate answers to list.")
+    top_k: int | None = Field(
+        default=None, ge=1, le=10_000, description="List only the most probable classes in `probabilities`, best first."
+    )
     bert: bool = Field(
         default=False, description="Also return the answer of the encoder's own fine-tuned head, without a second pass."
     )
@@ -58,9 +72,20 @@ class ClassCandidateSchema(BaseModel):
     probability: float
 
 
-class AnswerSchema(BaseModel):
-    """A class, several labels, a score or a span of the context. Fields that do not apply to a task are left out."""
+class EntitySchema(BaseModel):
+    """An entity in the text."""
 
+    type: str
+    text: str
+    start: int = Field(description="Offset in the text, in characters.")
+    end: int
+    score: float = Field(description="Mean probability of the tags of its words.")
+
+
+class AnswerSchema(BaseModel):
+    """A class, several labels, a score, a span or entities. Fields that do not apply to a task are left out."""
+
+    id: str | int | None = Field(default=None, description="The id of the item, if the request has ids.")
     label: str | None = None
     labels: list[str] | None = Field(default=None, description="Several labels, or none: the most probable first.")
     probability: float | None = None
@@ -75,6 +100,7 @@ class AnswerSchema(BaseModel):
     nbest: list[CandidateSchema] | list[ClassCandidateSchema] | None = Field(
         default=None, description="The most probable classes, or candidate answers, best first."
     )
+    entities: list[EntitySchema] | None = Field(default=None, description="Entities, in the order of the text.")
     bert: dict[str, Any] | None = Field(default=None, description="Answer of the encoder's own head.")
     truncated: bool | None = Field(default=None, description="True if the text was longer than `max_tokens` and cut.")
 
@@ -124,7 +150,7 @@ class Model(BaseModel):
     kind: str
     head: str
     inputs: list[str]
-    answers: str = Field(description="Type of the answers: class, labels, score or span.")
+    answers: str = Field(description="Type of the answers: class, labels, score, span or entities.")
     classes: list[str]
     encoder: str
     weights: str = Field(description="Hash of the encoder's weights. Models with equal hashes share a forward pass.")

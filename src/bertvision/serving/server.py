@@ -6,16 +6,22 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import FrameType
+from typing import cast
 
 import uvicorn
 
 from bertvision.errors import BertVisionError
-from bertvision.serving.app import ServerState, create_app
+from bertvision.serving.app import Application, create_app
+from bertvision.serving.connections import KEEP_ALIVE_SECONDS, Connection
+from bertvision.serving.handlers import ServerState
 from bertvision.serving.logs import JsonLogger, redirect_library_logs
 from bertvision.serving.settings import ServerSettings
 from bertvision.trained_model import TrainedModel
 
+SPARE_DESCRIPTORS = 256
+"""Files that the process may open besides its connections."""
 SWITCH_INTERVAL = 0.0005
 """Seconds a thread may hold the GIL. With Python's default of 5 ms, event loop and batch threads delay each other."""
 
@@ -27,9 +33,10 @@ class Server(uvicorn.Server):
     answered, and the process ends.
     """
 
-    def __init__(self, config: uvicorn.Config, state: ServerState, log: JsonLogger, drain_seconds: float):
+    def __init__(self, config: uvicorn.Config, app: Application, log: JsonLogger, drain_seconds: float):
         super().__init__(config)
-        self.state = state
+        self.app = app
+        self.state: ServerState = app.state
         self.log = log
         self.drain_seconds = drain_seconds
         self._exit_at = float("inf")
@@ -44,7 +51,9 @@ class Server(uvicorn.Server):
         self.log("draining", signal=signal.Signals(sig).name)
 
     async def on_tick(self, counter: int) -> bool:
-        """Stop accepting connections when the time to drain is over."""
+        """Called ten times a second: close expired connections, log refusals, and stop when the drain is over."""
+        self.app.connections.close_expired()
+        self.app.request_log.summarize()
         if time.monotonic() >= self._exit_at:
             self.should_exit = True
         return await super().on_tick(counter)
@@ -58,6 +67,24 @@ def listen(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
         raise BertVisionError(f"Cannot listen on {host}, port {port}: {reason}. Choose another with --port.") from error
+
+
+def allow_descriptors(number: int) -> None:
+    """Raise the limit of open files of this process, as far as the system allows it."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= number:
+        return
+    allowed = number if hard == resource.RLIM_INFINITY else min(number, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    if allowed < number:
+        raise BertVisionError(
+            f"This process may open {allowed:,} files, and the server needs {number:,}. "
+            "Raise the limit with ulimit -n, or lower --max-connections."
+        )
 
 
 def serve(
@@ -78,6 +105,7 @@ def serve(
     """
     log = JsonLogger()
     sock = listen(host, port)
+    allow_descriptors(settings.max_connections + SPARE_DESCRIPTORS)
     app = create_app(trained_models, settings, log)
     redirect_library_logs(log)
     config = uvicorn.Config(
@@ -85,11 +113,14 @@ def serve(
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,
+        ws="none",
+        http=cast("type[Connection]", partial(Connection, connections=app.connections)),
         lifespan="on",
-        timeout_keep_alive=30,
+        timeout_keep_alive=round(KEEP_ALIVE_SECONDS),
         timeout_graceful_shutdown=round(settings.request_timeout) + 5,
     )
-    server = Server(config, app.state, log, settings.drain_seconds)
+    server = Server(config, app, log, settings.drain_seconds)
     url = f"http://{f'[{host}]' if ':' in host else host}:{sock.getsockname()[1]}/"
     sys.setswitchinterval(SWITCH_INTERVAL)
     note = app.service.description["note"]
@@ -97,4 +128,5 @@ def serve(
     log("serving", url=url, models=list(app.service.models), note=note)
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         runner.run(server.serve(sockets=[sock]))
+    app.request_log.summarize(now=True)
     log("stopped")

@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -13,11 +14,12 @@ import numpy as np
 from bertvision.encoders import ENCODERS
 from bertvision.errors import BertVisionError
 from bertvision.runs import slug
-from bertvision.serving.batching import Batcher, QueuedRow, RequestTooLarge
+from bertvision.serving.batching import Batcher, DeadlineExceeded, QueuedRow, RequestTooLarge
 from bertvision.serving.examples import examples_for
 from bertvision.serving.settings import ServerSettings
 from bertvision.shared_encoders import AttachedHead
 from bertvision.tasks import Task
+from bertvision.token_tasks import TokenTask
 from bertvision.trained_model import Item, TrainedModel
 from bertvision.types import Features
 
@@ -43,6 +45,28 @@ def name_models(models: Sequence[TrainedModel]) -> dict[str, TrainedModel]:
             name = f"{task_and_head}-{number}"
         named[name] = model
     return named
+
+
+@dataclass(frozen=True)
+class AnswerOptions:
+    """What the answers of a request contain."""
+
+    nbest: int = 1
+    """Number of classes or candidate answers in `nbest`."""
+    bert: bool = False
+    """Also the answer of the encoder's own fine-tuned head."""
+    top_k: int | None = None
+    """Number of classes in `probabilities`; None: all."""
+
+    def limit_classes(self, answers: Sequence[dict[str, Any]]) -> None:
+        """Keep the `top_k` most probable classes of each answer."""
+        if self.top_k is None:
+            return
+        for answer in answers:
+            for part in (answer, answer.get("bert", {})):
+                if "probabilities" in part:
+                    ranked = sorted(part["probabilities"].items(), key=lambda pair: -pair[1])
+                    part["probabilities"] = dict(ranked[: self.top_k])
 
 
 class InferenceService:
@@ -87,8 +111,12 @@ class InferenceService:
             total += sum(lengths)
         return total
 
+    def time_limit(self, timeout: float | None) -> float:
+        """Return the seconds within which a request must be answered: those it asks for, at most the server's."""
+        return min(timeout or self.settings.request_timeout, self.settings.request_timeout)
+
     async def predict(
-        self, models: dict[str, TrainedModel], items: Sequence[Item], *, nbest: int, bert: bool, timeout: float | None
+        self, models: dict[str, TrainedModel], items: Sequence[Item], options: AnswerOptions, deadline: float
     ) -> dict[str, Any]:
         """Answer items with models.
 
@@ -97,25 +125,40 @@ class InferenceService:
         Args:
             models: The models by name.
             items: The items; every model must be able to take each of them.
-            nbest: Number of candidate answers to list.
-            bert: Also return the answer of the encoder's own fine-tuned head.
-            timeout: Seconds within which the request must be answered, at most those of the settings.
+            options: What the answers contain.
+            deadline: A time of the monotonic clock. Later, the work is dropped and `DeadlineExceeded` is raised.
 
         Returns:
             The body of the response of /v1/predict.
         """
-        started = time.monotonic()
         num_characters = self.check_size(items)
-        seconds = min(timeout or self.settings.request_timeout, self.settings.request_timeout)
+        seconds = deadline - time.monotonic()
         self.batcher.check_capacity(seconds)
-        inline = num_characters <= MAX_INLINE_CHARACTERS
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._predict(
+                    models, items, options, deadline, inline=num_characters <= MAX_INLINE_CHARACTERS
+                )
+        except TimeoutError:
+            raise DeadlineExceeded from None
+
+    async def _predict(
+        self,
+        models: dict[str, TrainedModel],
+        items: Sequence[Item],
+        options: AnswerOptions,
+        deadline: float,
+        *,
+        inline: bool,
+    ) -> dict[str, Any]:
+        started = time.monotonic()
         encoded = await self._run(lambda: encode_items(models, items), inline=inline)
         tokenized = time.monotonic()
         unique_rows: dict[RowKey, QueuedRow] = {}
         rows = {
-            (name, head): _collect_rows(head, encoded[name], model.pad_ids, started + seconds, unique_rows)
+            (name, head): _collect_rows(head, encoded[name], model.pad_ids, deadline, unique_rows)
             for name, model in models.items()
-            for head in model.required_heads(bert=bert)
+            for head in model.required_heads(bert=options.bert)
         }
         queued = list(unique_rows.values())
         logits = dict(zip(map(id, queued), await self.batcher.submit(queued), strict=True))
@@ -129,7 +172,8 @@ class InferenceService:
                     for (model_name, head), head_rows in rows.items()
                     if model_name == name
                 }
-                answers[name] = model.format_answers(predictions, encoded[name], nbest=nbest, bert=bert)
+                answers[name] = model.format_answers(predictions, encoded[name], nbest=options.nbest, bert=options.bert)
+                options.limit_classes(answers[name])
             return answers
 
         answers = await self._run(format_answers, inline=inline)
@@ -185,6 +229,7 @@ def encode_items(models: dict[str, TrainedModel], items: Sequence[Item]) -> dict
             model.max_tokens,
             model.task.text_names,
             getattr(model.task, "answerable", None),
+            getattr(model.task, "splitting", None),
         )
         if key not in cache:
             cache[key] = model.encode(items)
@@ -226,7 +271,9 @@ def _encoder_name(run: Any) -> str:
 def _answer_type(task: Task) -> str:
     if task.independent_outputs:
         return "labels"
-    return "span" if task.per_token else "class" if getattr(task, "classes", ()) else "score"
+    if task.per_token:
+        return "entities" if isinstance(task, TokenTask) else "span"
+    return "class" if getattr(task, "classes", ()) else "score"
 
 
 def _describe(name: str, model: TrainedModel) -> dict[str, Any]:
@@ -240,7 +287,7 @@ def _describe(name: str, model: TrainedModel) -> dict[str, Any]:
         "kind": run.kind,
         "head": run.name,
         "inputs": list(task.text_names),
-        "answers": _answer_type(model.task),
+        "answers": _answer_type(task),
         "classes": classes,
         "encoder": _encoder_name(model.members[0]),
         "weights": model.members[0].record.encoder_hash,

@@ -24,6 +24,12 @@ class ServerSettings:
     """Characters in one text."""
     max_body_bytes: int = 2 * 1024 * 1024
     """Bytes in the body of a request."""
+    max_connections: int = 1024
+    """Open connections. For another one, the connection that has waited longest without a request is closed."""
+    max_header_bytes: int = 16 * 1024
+    """Bytes in the request line and the headers of a request."""
+    header_timeout: float = 10.0
+    """Seconds within which the headers of a request must arrive."""
     request_timeout: float = 30.0
     """Seconds within which a request must be answered. A request may ask for less."""
     max_batch_delay: float = 0.005

@@ -1,7 +1,6 @@
 """Batches of hidden states (B, L, T, W): in memory, computed by an encoder, or read from a store."""
 
 from bertvision.states.batch_plan import BatchPlan
-from bertvision.states.computed import ComputedStates
 from bertvision.states.formats import FORMATS
 from bertvision.states.in_memory import InMemoryStates, StateSource, read_into_memory
 from bertvision.states.layout import Layout, RowTable, is_store, view_to_manifest
@@ -9,7 +8,7 @@ from bertvision.states.partition import partition
 from bertvision.states.store import Store
 from bertvision.states.store_writer import WriteOptions, write
 from bertvision.states.stored import StoredStates
-from bertvision.states.token_batches import TokenBatches, evaluation_batches
+from bertvision.states.token_batches import TokenBatches
 
 __all__ = [
     "FORMATS",
@@ -20,10 +19,8 @@ __all__ = [
     "StateSource",
     "Store",
     "StoredStates",
-    "ComputedStates",
     "TokenBatches",
     "WriteOptions",
-    "evaluation_batches",
     "is_store",
     "read_into_memory",
     "partition",

@@ -19,12 +19,15 @@ import torch
 from safetensors.torch import load, save
 
 from bertvision.errors import lookup
+from bertvision.files import parse_json
 from bertvision.states.formats import FORMATS, Format
 from bertvision.types import StateView
 
 NAME, VERSION = "bertvision-store", 1
 ALIGN = 64  # rows begin at multiples of this many bytes
 SHARD = 128 * 1024**2  # bytes of a shard, about
+MAX_LAYERS = 1000
+MAX_TOKENS = 2**24  # of a row
 MOST_SHARDS = 256  # a reader keeps them all open and mapped
 MANIFEST, UNFINISHED, ROWS = "manifest.json", "unfinished.json", "rows.safetensors"
 
@@ -52,11 +55,19 @@ class RowTable:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "RowTable":
-        """Read the bytes that `to_bytes` returned."""
+        """Read the bytes that `to_bytes` returned. A ValueError says what is wrong with them."""
         arrays = {name: tensor.numpy() for name, tensor in load(data).items()}
-        ids = json.loads(arrays["ids"].tobytes())
-        starts = arrays.get("seconds")
-        return cls(lengths=arrays["lengths"], labels=arrays["labels"], ids=ids, second_text_starts=starts)
+        ids, lengths, labels = parse_json(arrays["ids"].tobytes()), arrays["lengths"], arrays["labels"]
+        starts = arrays.get("seconds", lengths)
+        if not isinstance(ids, list) or not ids or not all(isinstance(id, str) for id in ids):
+            raise ValueError("its ids are not a list of strings")
+        if lengths.dtype != np.int64 or starts.dtype != np.int64 or labels.dtype.kind not in "if":
+            raise ValueError("its arrays are of other types")
+        if not len(ids) == len(labels) or not lengths.shape == starts.shape == (len(ids),):
+            raise ValueError("its arrays are not equally long")
+        if lengths.min() < 1 or max(lengths.max(), starts.max()) > MAX_TOKENS or starts.min() < 0:
+            raise ValueError("its rows have impossible lengths")
+        return cls(lengths=lengths, labels=labels, ids=ids, second_text_starts=arrays.get("seconds"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,12 +145,17 @@ def view_from_manifest(layout: Mapping[str, Any], num_layers: int = 0) -> StateV
     cross-encoded or the first bi-encoded layer is stored; and a view converts back to the same manifest in any case.
     """
     numbers = layout["layers"]
+    if (
+        not all(type(number) is int and abs(number) <= MAX_LAYERS for number in numbers)
+        or sorted(set(numbers)) != numbers
+    ):
+        raise ValueError(f"the layers {short(numbers)[:40]}")
     cross_layers, bi_numbers = [n for n in numbers if n >= 0], [n for n in numbers if n < 0]
     num_layers = num_layers or max([0, *(n + 1 for n in cross_layers), *(-n for n in bi_numbers)])
     return StateView(
         cross_layers=tuple(cross_layers),
         bi_layers=tuple(n + num_layers for n in bi_numbers),
-        pooler_output=layout["pooled"],
+        pooler_output=layout["pooled"] is True,
         first_token_only=layout["tokens"] == "first",
         num_layers=num_layers,
     )
@@ -187,7 +203,8 @@ def is_unfinished(path: Path) -> bool:
 def _is_own(path: Path, name: str) -> bool:
     """Return whether a file belongs to a store, damaged or not. Other programs also write a manifest.json."""
     file = Path(path) / name
-    return file.is_file() and (file.with_name(ROWS).is_file() or NAME.encode() in file.read_bytes())
+    own = file.is_file() and not file.is_symlink()
+    return own and (file.with_name(ROWS).is_file() or NAME.encode() in file.read_bytes())
 
 
 def leftovers(path: Path) -> list[Path]:

@@ -1,7 +1,6 @@
 """Finished stores of hidden states, open for reading."""
 
 import hashlib
-import json
 import mmap
 import os
 import threading
@@ -16,6 +15,7 @@ from torch import Tensor
 from zlib_ng import zlib_ng  # the CRC-32 of zlib, three times as fast
 
 from bertvision.errors import BertVisionError
+from bertvision.files import inside, parse_json
 from bertvision.states.layout import (
     MANIFEST,
     NAME,
@@ -51,19 +51,25 @@ class Store:
         self.manifest: dict[str, Any] = self._read_manifest()
         try:
             layout = self.manifest["layout"]
-            self.identity: dict[str, Any] = self.manifest["identity"]
+            self.identity: dict[str, Any] = dict(self.manifest["identity"])
             self.view = view_from_manifest(layout, num_layers)
             self.row_table = self._read_rows()
-            self.layout = Layout(
-                type=layout["type"],
-                view=self.view,
-                width=layout["width"],
-                lengths=self.row_table.lengths,
-                shard=layout["shard"],
-            )
-            self.checks = [shard["sha256"] for shard in self.manifest["shards"]]
-        except (KeyError, TypeError) as error:
+            width, shard = layout["width"], layout["shard"]
+            if type(width) is not int or type(shard) is not int or not 0 < width < 2**20 or not 0 < shard < 2**61:
+                raise ValueError(f"a width of {width} and shards of {shard} bytes")
+            lengths = self.row_table.lengths
+            self.layout = Layout(type=layout["type"], view=self.view, width=width, lengths=lengths, shard=shard)
+            self.checks = [str(shard["sha256"]) for shard in self.manifest["shards"]]
+            if not self.view.num_channels or self.layout.sizes.astype(np.float64).sum() > 2**62:
+                raise ValueError(f"rows of {self.layout.sizes.max():,} bytes")
+            if len(self.checks) != len(self.layout.bounds):
+                raise ValueError(f"{len(self.checks)} shards instead of {len(self.layout.bounds)}")
+        except BertVisionError:
+            raise
+        except KeyError as error:
             raise self._error(f"its manifest lacks {error}") from error
+        except (TypeError, ValueError, AttributeError, IndexError) as error:
+            raise self._error(f"its manifest is damaged ({error})") from error
         self.rows: int = len(self.row_table.ids)
         self._shards: dict[int, _OpenShard] = {}
         self._shard_of = np.repeat(np.arange(len(self.layout.bounds)), [b - a for a, b in self.layout.bounds])
@@ -87,11 +93,11 @@ class Store:
                     if is_unfinished(self.path)
                     else f"There is no store of hidden states at {self.path}. `bertvision extract` writes one."
                 )
-            data = (self.path / MANIFEST).read_bytes()
+            data = inside(self.path, MANIFEST).read_bytes()
         except OSError as error:
             raise BertVisionError(f"Cannot read {self.path / MANIFEST}: {error.strerror}.") from error
         try:
-            manifest = json.loads(data)
+            manifest = parse_json(data)
             unsealed = {key: value for key, value in manifest.items() if key != "checksum"}
         except (ValueError, AttributeError):
             raise self._error(f"{MANIFEST} is damaged") from None
@@ -106,14 +112,14 @@ class Store:
 
     def _read_rows(self) -> RowTable:
         try:
-            data = (self.path / ROWS).read_bytes()
+            data = inside(self.path, ROWS).read_bytes()
         except OSError as error:
             raise self._error(f"{ROWS} cannot be read ({error.strerror})") from error
         if hashlib.sha256(data).hexdigest() != self.manifest["rows"]["sha256"]:
             raise self._error(f"{ROWS} is damaged")
         try:
             return RowTable.from_bytes(data)
-        except (SafetensorError, ValueError) as error:
+        except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise self._error(f"{ROWS} is damaged ({error})") from error
 
     def lacks(self, identity: Mapping[str, Any], view: StateView) -> str:
@@ -152,7 +158,7 @@ class Store:
         name, expected = shard_name(number), self.layout.shard_bytes(number)
         first, last = self.layout.bounds[number]
         try:
-            file = os.open(self.path / name, os.O_RDONLY)
+            file = os.open(inside(self.path, name), os.O_RDONLY)
         except FileNotFoundError:
             raise self._error(f"shard {name} is missing") from None
         except OSError as error:

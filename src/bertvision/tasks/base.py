@@ -34,6 +34,8 @@ class Example:
     """Examples that must stay in the same split (a SQuAD article) or are scored separately (MNLI mismatched)."""
     weight: float = 1.0
     """The weight of the example in training."""
+    words: tuple[tuple[int, int], ...] = ()
+    """For token classification: the characters of each word of the text. Empty: the task splits the text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,11 +163,7 @@ class Task(ABC):
         return {}
 
     def calibration(
-        self,
-        predictions: Predictions,
-        features: Features,
-        settings: Mapping[str, float],
-        examples: Sequence[Example],
+        self, predictions: Predictions, features: Features, settings: Mapping[str, float], examples: Sequence[Example]
     ) -> dict[str, float]:
         """Return calibration errors in percent, for tasks whose probabilities `fit_decoding` calibrates."""
         return {}

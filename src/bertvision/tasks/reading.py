@@ -2,7 +2,7 @@
 
 import csv
 import io
-import json
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from bertvision.errors import BertVisionError, suggestion
-from bertvision.files import read_json
+from bertvision.files import parse_json, read_json
 from bertvision.tasks.base import Example, Span
 
 
@@ -89,9 +89,10 @@ def parse_jsonl(text: str, source: str, stem: str) -> Table:
     objects = []
     for line, content in enumerate(_lines(text), start=1):
         try:
-            value = json.loads(content)
-        except json.JSONDecodeError as error:
-            raise BertVisionError(f"{source}, line {line}: not valid JSON: {error.msg}.") from error
+            value = parse_json(content)
+        except ValueError as error:
+            reason = getattr(error, "msg", error)
+            raise BertVisionError(f"{source}, line {line}: not valid JSON: {reason}.") from error
         if not isinstance(value, dict):
             raise BertVisionError(f"{source}, line {line}: expected a JSON object, got {content[:40]!r}.")
         objects.append(value)
@@ -178,7 +179,7 @@ def decode(content: bytes, source: str) -> str:
 
 def read_squad(path: Path, *, training: bool = False) -> list[Example]:
     """Read SQuAD 1.1 or 2.0 JSON. In training data every answer must occur in its context."""
-    content = read_json(path, "SQuAD file")
+    content = read_json(path, "SQuAD file", max_bytes=sys.maxsize)
     examples: list[Example] = []
     try:
         for number, article in enumerate(content["data"]):

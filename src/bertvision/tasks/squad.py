@@ -138,11 +138,7 @@ class SquadTask(Task):
         return {"null_threshold": threshold, "null_slope": slope, "null_bias": bias}
 
     def calibration(
-        self,
-        predictions: Predictions,
-        features: Features,
-        settings: Mapping[str, float],
-        examples: Sequence[Example],
+        self, predictions: Predictions, features: Features, settings: Mapping[str, float], examples: Sequence[Example]
     ) -> dict[str, float]:
         """Return the calibration error of "no answer" in percent, with the fitted scale and without it."""
         if "null_slope" not in settings:

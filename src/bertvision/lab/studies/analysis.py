@@ -61,7 +61,7 @@ def _answer_rows(
     `measure` gets the examples, the answers in the same order, and a boolean array of which answers are correct.
     """
     task = context.task
-    if not task.per_token:
+    if task.example_kind != "span":
         raise BertVisionError(f"This study analyses answers to questions and needs squad2, got {task.name}.")
     rows: list[Row] = []
     for fraction in context.head_fractions:
@@ -156,7 +156,7 @@ def context_length(context: StudyContext) -> StudyTable:
             f"context-length needs a task of text pairs or of questions with a context; {context.task.name} has one "
             "text per example."
         )
-    first_text = 1 if context.task.per_token else 0  # only the context counts, not the question
+    first_text = 1 if context.task.example_kind == "span" else 0  # only the context counts, not the question
     lengths = np.array([sum(len(text.split()) for text in example.texts[first_text:]) for example in examples])
     edges = np.quantile(lengths, [0.25, 0.5, 0.75])
     rows: list[Row] = []

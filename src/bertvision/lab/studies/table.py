@@ -42,10 +42,11 @@ STUDIES: dict[str, Study] = {
 
 def studies_for(task: Task, options: StudyOptions) -> list[str]:
     """Return the names of the studies that apply to a task."""
-    has_pairs = task.per_token or len(task.to_dict().get("texts", ())) > 1
+    is_span = task.example_kind == "span"
+    has_pairs = is_span or len(task.to_dict().get("texts", ())) > 1
     applies = {
         "all": True,
-        "squad2": task.per_token,
+        "squad2": is_span,
         "pairs": has_pairs,
         "sentences": not task.per_token and bool(options.to),
     }

@@ -118,6 +118,11 @@ function createAnswer(answer, full) {
     }
     return elements;
   }
+  if (current.answers === "entities") {
+    const found = answer.entities;
+    if (!found.length) return [createElement("p", { class: "prediction", text: "No entities" })];
+    return [createBars(found.map((entity) => [`${entity.text} (${entity.type})`, entity.score]))];
+  }
   if (current.answers === "class") {
     const ranked = Object.entries(answer.probabilities).sort((a, b) => b[1] - a[1]);
     return [createElement("p", { class: "prediction", text: formatName(answer.label) }), createBars(ranked)];
@@ -132,7 +137,9 @@ function createAnswer(answer, full) {
 }
 
 function showContext(answer, text) {
-  byId("context-block").hidden = current.answers !== "span";
+  byId("context-block").hidden = !["span", "entities"].includes(current.answers);
+  byId("context-title").textContent = current.answers === "entities" ? "Entities in the text" : "Answer in the context";
+  if (current.answers === "entities") showEntities(answer.entities, text);
   if (current.answers !== "span") return;
   // Offsets count characters; JavaScript counts UTF-16 units.
   const characters = [...text];
@@ -143,16 +150,28 @@ function showContext(answer, text) {
     marks.push({ start: second.start, end: second.end, kind: "second" });
   }
   marks.sort((a, b) => a.start - b.start);
+  highlight(characters, marks);
+  byId("legend").textContent = answer.answer ? "Highlighted: the answer. Dotted: the second best." : "The model finds no answer. Dotted: the best span.";
+}
+
+function highlight(characters, marks) {
   const pieces = [];
   let position = 0;
   for (const mark of marks) {
     pieces.push(characters.slice(position, mark.start).join(""));
-    pieces.push(createElement("mark", { class: mark.kind, text: characters.slice(mark.start, mark.end).join("") }));
+    const element = createElement("mark", { class: mark.kind, text: characters.slice(mark.start, mark.end).join("") });
+    if (mark.type) element.append(createElement("small", { class: "type", text: mark.type }));
+    pieces.push(element);
     position = mark.end;
   }
   pieces.push(characters.slice(position).join(""));
   byId("context").replaceChildren(...pieces);
-  byId("legend").textContent = answer.answer ? "Highlighted: the answer. Dotted: the second best." : "The model finds no answer. Dotted: the best span.";
+}
+
+function showEntities(entities, text) {
+  const types = [...new Set(entities.map((entity) => entity.type))].sort();
+  highlight([...text], entities.map((entity) => ({ ...entity, kind: types.indexOf(entity.type) % 2 ? "second entity" : "first entity" })));
+  byId("legend").textContent = entities.length ? "Highlighted: the entities with their types." : "The model finds no entities.";
 }
 
 function showLayers(members) {

@@ -8,8 +8,31 @@ from torch import nn
 
 from bertvision import devices, distributed
 from bertvision.progress import bar
-from bertvision.states import partition
-from bertvision.types import Batches, Predictions, call_head
+from bertvision.states import TokenBatches, partition
+from bertvision.types import Batches, Features, Predictions, call_head
+
+EVALUATION_ROWS = 64
+EVALUATION_TOKENS = {"cpu": 1024}
+"""Tokens of a batch, padding included, by device. Larger batches are no faster on a CPU and need more memory."""
+EVALUATION_TOKENS_ELSEWHERE = 4096
+EVALUATION_BYTES = 128 * 1024**2
+"""Hidden states of all layers of a batch."""
+
+
+def evaluation_batches(features: Features, pad_ids: dict[str, int], token_bytes: int, device: str) -> TokenBatches:
+    """Return batches of a split in a fixed order, for prediction.
+
+    Runs are scored on these batches, and scored again on the same ones: in bfloat16 the hidden states of a text depend
+    on the batch that it is in.
+
+    Args:
+        features: The rows.
+        pad_ids: The padding value of each input.
+        token_bytes: Bytes that the hidden states of one token take in all layers, as float32.
+        device: The type of the device, e.g. "cpu".
+    """
+    budget = min(EVALUATION_TOKENS.get(device, EVALUATION_TOKENS_ELSEWHERE), EVALUATION_BYTES // token_bytes)
+    return TokenBatches(features, EVALUATION_ROWS, pad_ids, budget=budget)
 
 
 @torch.no_grad()

@@ -1,0 +1,1 @@
+"""The benchmark of peers: data sets, plan, methods, report. `benchmarks/peers.py` is its command."""
