@@ -26,7 +26,6 @@ from bertvision.encoders.model_parts import (
     without_peft,
 )
 from bertvision.encoders.table import ENCODERS
-from bertvision.encoders.windows import encode_in_windows
 from bertvision.errors import BertVisionError
 from bertvision.files import require_space, save_tensors, write_json
 from bertvision.types import call_head, require_bool
@@ -51,8 +50,6 @@ class EncoderInfo:
     hidden_size: int
     learning_rate: float
     """The recommended learning rate of fine-tuning; 0: the default of the task."""
-    window_tokens: int = 512
-    """The length of the windows in which longer rows are encoded: the positions of the encoder."""
 
     @classmethod
     def from_config(cls, config: Any, tokenizer: Any, learning_rate: float = 0.0) -> "EncoderInfo":
@@ -64,7 +61,6 @@ class EncoderInfo:
             num_layers=config.num_hidden_layers + 1,
             hidden_size=config.hidden_size,
             learning_rate=learning_rate,
-            window_tokens=positions,
         )
 
     @property
@@ -120,8 +116,6 @@ class Encoder(nn.Module):
         self.model.pooler = None  # the head has a pooler of its own; this one would be a parameter without a gradient
         self.num_layers: int = self.model.config.num_hidden_layers + 1
         self.hidden_size: int = self.model.config.hidden_size
-        positions = getattr(self.model.config, "max_position_embeddings", 512)
-        self.window_tokens: int = positions - first_position(self.model.config)
         if cpu_optimizations.enabled():
             replace_dropout(self.model)
             replace_attention(self.model)
@@ -227,15 +221,9 @@ class Encoder(nn.Module):
     def _read(self, tokens: dict[str, Tensor], mask: Tensor) -> list[Tensor]:
         """Return the states of each layer, (B, T, W). `mask`: bool (B, T), or (B, 1, T, T) for pairs of tokens."""
         with self._autocast(mask):
-            output = self._call_model(tokens, mask, output_hidden_states=True)
+            output = self.model(**tokens, attention_mask=mask, output_hidden_states=True)
         # Some families normalize after the last layer. The last of the states must be the input of BERT's own head.
         return [*output.hidden_states[:-1], output.last_hidden_state]
-
-    def _call_model(self, tokens: dict[str, Tensor], mask: Tensor, **options: bool) -> Any:
-        """Call the model. Rows that are longer than it reads are encoded in windows."""
-        if mask.ndim == 2 and not torch.compiler.is_exporting() and mask.shape[1] > self.window_tokens:
-            return encode_in_windows(self.model, tokens, mask, self.window_tokens, **options)
-        return self.model(**tokens, attention_mask=mask, **options)
 
     def _read_bi(
         self, tokens: dict[str, Tensor], attention_mask: Tensor, text_ids: Tensor | None
@@ -259,7 +247,7 @@ class Encoder(nn.Module):
         """Return the last layer alone, for fine-tuning. (B, T) -> (B, 1, T, W)"""
         require_bool(attention_mask)
         with self._autocast(attention_mask):
-            output = self._call_model(tokens, attention_mask)
+            output = self.model(**tokens, attention_mask=attention_mask)
         return output.last_hidden_state.float().unsqueeze(1)
 
     def restrict_vocabulary(self, vocabulary: Tensor) -> None:

@@ -5,10 +5,9 @@ from bertvision.inputs.calibration import calibration_errors
 from bertvision.inputs.custom_tasks import task_from_files
 from bertvision.inputs.label_lists import SeparatedLabels, refuse_joined_labels
 from bertvision.inputs.labels import ClassLabelEncoder
-from bertvision.inputs.long_texts import LongTextTask, with_windows
 from bertvision.inputs.metrics import with_primary_metric
 from bertvision.inputs.multi_label import LabelSet, MultiLabelTask
-from bertvision.inputs.notices import log_windows, warn_data, warn_one_answer, warn_truncated
+from bertvision.inputs.notices import warn_data, warn_one_answer, warn_truncated
 from bertvision.inputs.rows import (
     Rows,
     examples_from_rows,
@@ -25,7 +24,6 @@ from bertvision.inputs.time_splits import require_own_files, split_by_time
 __all__ = [
     "ClassLabelEncoder",
     "LabelSet",
-    "LongTextTask",
     "MultiLabelTask",
     "Rows",
     "SeparatedLabels",
@@ -33,7 +31,6 @@ __all__ = [
     "examples_from_rows",
     "find_text_error",
     "is_column",
-    "log_windows",
     "read_examples",
     "read_items",
     "read_rows",
@@ -48,5 +45,4 @@ __all__ = [
     "warn_one_answer",
     "warn_truncated",
     "with_primary_metric",
-    "with_windows",
 ]

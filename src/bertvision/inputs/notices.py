@@ -31,13 +31,6 @@ def warn_truncated(splits: Mapping[str, Features], max_tokens: int, advice: str 
         logger.warning(f"{', '.join(cut)} {are} longer than {max_tokens} tokens and cut there. {advice}".strip())
 
 
-def log_windows(splits: Mapping[str, Features], window_tokens: int) -> None:
-    """Log how many texts of each split are read in several windows."""
-    for name, features in splits.items():
-        if several := int(np.count_nonzero(features.lengths > window_tokens)):
-            logger.info(f"{several:,} of {len(features):,} {name} texts are read in windows of {window_tokens} tokens.")
-
-
 def warn_data(
     task: Task, train: Sequence[Example], validation: Sequence[Example], dev: Sequence[Example] | None
 ) -> None:

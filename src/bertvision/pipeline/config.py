@@ -9,7 +9,7 @@ from bertvision import devices, heads
 from bertvision.encoders import EncoderInfo
 from bertvision.errors import BertVisionError, lookup
 from bertvision.heads import HeadConfig
-from bertvision.inputs import with_primary_metric, with_windows
+from bertvision.inputs import with_primary_metric
 from bertvision.pipeline.experiment import Experiment, SpanConfig, resolve_fractions
 from bertvision.pipeline.state_requests import MODES
 from bertvision.states import FORMATS
@@ -54,10 +54,6 @@ def resolve(experiment: Experiment, task: Task, encoder: EncoderInfo) -> Pipelin
         auxiliary_head = HeadConfig.parse(experiment.auxiliary_head, task.example_kind)
     _check_encodings(trained, auxiliary_head, task)
     max_tokens = min(experiment.data.max_tokens or task.max_tokens, encoder.max_tokens)
-    if experiment.data.windows > 1:
-        if experiment.data.max_tokens:
-            raise BertVisionError("Give max_tokens or windows: with windows, each is as long as the encoder reads.")
-        task, max_tokens = with_windows(task, encoder.window_tokens), experiment.data.windows * encoder.window_tokens
     if experiment.data.max_tokens > max_tokens:
         logger.info(f"{experiment.encoder} reads at most {max_tokens} tokens; longer inputs are truncated.")
     finetuning, head_training = experiment.finetune, experiment.train

@@ -17,8 +17,6 @@ from bertvision.encoders import Encoder, load_encoder_info
 from bertvision.errors import BertVisionError, lookup
 from bertvision.heads import HeadConfig
 from bertvision.inputs import (
-    LongTextTask,
-    log_windows,
     require_own_files,
     split_by_time,
     task_from_files,
@@ -241,10 +239,7 @@ def _warn_truncated(data: ExperimentData) -> None:
     if data.dev is data.validation:
         del features["dev"]
     most = data.config.encoder.max_tokens
-    advice = f"`max_tokens` may be up to {most} for this encoder; `windows` reads longer texts."
-    if isinstance(data.task, LongTextTask):
-        log_windows(features, data.task.window_tokens)
-        advice = "More `windows` read longer texts."
+    advice = f"`max_tokens` may be up to {most} for this encoder."
     warn_truncated(features, data.max_tokens, advice)
 
 

@@ -41,8 +41,6 @@ class DataConfig:
     """The seed of validation and limits. It differs from `seed`, so that all seeds use the same split."""
     max_tokens: int = 0
     """The largest number of tokens of an input. 0: the default of the task."""
-    windows: int = 1
-    """Long texts are read in up to this many windows of what the encoder reads at once, whose states are pooled."""
     train_file: str = ""
     dev_file: str = ""
     validation_file: str = ""
@@ -311,8 +309,6 @@ def check(experiment: Experiment) -> Experiment:
         raise BertVisionError(
             f"data.validation_fraction must lie between 0 and 1, got {experiment.data.validation_fraction}."
         )
-    if experiment.data.windows < 1:
-        raise BertVisionError(f"data.windows must be 1 or more, got {experiment.data.windows}.")
     lookup({"": "", "balanced": ""}, experiment.data.class_weight, "data.class_weight")
     if not 0 <= experiment.span.answerability_weight < math.inf:
         raise BertVisionError(

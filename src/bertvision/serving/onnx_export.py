@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from bertvision.errors import BertVisionError
 from bertvision.files import atomic_directory, file_hash, write_json
-from bertvision.inputs import LabelSet, LongTextTask
+from bertvision.inputs import LabelSet
 from bertvision.onnx_model import FORMAT, GRAPH, MANIFEST, is_exported, onnxruntime, quantize
 from bertvision.records import ExportRecord
 from bertvision.runs import Run, slug
@@ -132,8 +132,6 @@ def export_onnx(
         raise BertVisionError(
             "An export holds models on one encoder, and they must not be exported models. Export the others separately."
         )
-    if any(isinstance(model.task, LongTextTask) for model in models):
-        raise BertVisionError("A model that reads long texts in windows cannot be exported. Train it without windows.")
     if directory.exists() and any(directory.iterdir()) and not is_exported(directory):
         raise BertVisionError(f"{directory} is not empty and not an export. Choose another directory with --to.")
     outputs = {name: f"logits_{number}" for number, name in enumerate(dict.fromkeys(head.head for head in heads))}
