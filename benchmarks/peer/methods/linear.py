@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from bertvision.computed_states import ComputedStates
 from bertvision.cpu_optimizations import use_cpu_optimizations
 from bertvision.encoders import Encoder, LoadedEncoder, load_encoder
-from bertvision.states import evaluation_batches
+from bertvision.prediction import evaluation_batches
 from bertvision.tasks import Example
 from bertvision.types import StateView
 from peer.data import CellData
