@@ -48,7 +48,7 @@ from bertvision.types import Batch, HeadShape, StateView
 if TYPE_CHECKING:
     import datasets
 
-POOLINGS = {"mean": MeanPooling(), "max": MaxPooling(), "cls": ClsPooling()}
+POOLINGS: dict[str, nn.Module] = {"mean": MeanPooling(), "max": MaxPooling(), "cls": ClsPooling()}
 """How the tokens of a text are merged into one vector."""
 BATCH_ROWS = 32  # of a training step
 BATCH_TOKENS = {"cpu": 1024}  # with padding, of a batch that is encoded or predicted; more is no faster
@@ -70,7 +70,8 @@ class HiddenStates(Dataset[dict[str, Any]]):
         self.pooling = pooling
         sample = source.load(np.array([0])).inputs
         assert isinstance(sample, Tensor)
-        self.num_layers, self.hidden_size = sample.shape[1], sample.shape[3]
+        self.num_layers: int = sample.shape[1]
+        self.hidden_size: int = sample.shape[3]
 
     @classmethod
     def from_store(cls, store: Store | str | Path) -> "HiddenStates":

@@ -91,10 +91,10 @@ class OnnxEncoder:
         cuda = torch.cuda.is_available() and "CUDAExecutionProvider" in ort.get_available_providers()
         providers = ["CUDAExecutionProvider", "CPUExecutionProvider"] if cuda else ["CPUExecutionProvider"]
         try:
-            self.session = ort.InferenceSession(str(directory / GRAPH), options, providers=providers)
+            self.session: Any = ort.InferenceSession(str(directory / GRAPH), options, providers=providers)
         except Exception as error:  # onnxruntime has one class per way to fail, all private
             raise BertVisionError(f"onnxruntime cannot read {directory / GRAPH}: {error}") from error
-        self.inputs = [node.name for node in self.session.get_inputs()]
+        self.inputs: list[str] = [node.name for node in self.session.get_inputs()]
         self.part_of_graph: Any = ort.RunOptions()
         self.part_of_graph.only_execute_path_to_fetches = True
         self.runs_on: str = f"onnxruntime, {manifest['type']}, on {'cuda' if cuda else 'cpu'}"

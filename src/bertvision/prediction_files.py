@@ -127,13 +127,13 @@ class TextColumns:
 
     def __init__(self, source: str, task: Task, text: str = "", text_pair: str = ""):
         self.source = source
-        self.names = task.text_names
+        self.names: tuple[str, ...] = task.text_names
         if text_pair and len(self.names) == 1:
             raise BertVisionError(f"{task.name} takes one text, so there is no column of a second text to name.")
-        self.given = (text, text_pair)[: len(self.names)]
-        self.trained = getattr(task, "texts", task.text_names)
-        self.takes_words = isinstance(task, TokenTask)
-        self.label = getattr(task, "label", "label")
+        self.given: tuple[str, ...] = (text, text_pair)[: len(self.names)]
+        self.trained: tuple[str, ...] = getattr(task, "texts", task.text_names)
+        self.takes_words: bool = isinstance(task, TokenTask)
+        self.label: str = getattr(task, "label", "label")
 
     def find(self, columns: Sequence[str]) -> list[str]:
         """Return the column of each text."""

@@ -78,7 +78,7 @@ class TorchEncoder:
     def __init__(self, encoder: Encoder, weights: str):
         self.device: torch.device = devices.device()
         """Where the encoder and its heads are, whatever thread they are called from."""
-        self.encoder = encoder.to(self.device).eval().requires_grad_(False)
+        self.encoder: Encoder = encoder.to(self.device).eval().requires_grad_(False)
         self.weights = weights
         self.heads: dict[str, nn.Module] = {}
         self.runs_on: str = f"torch on {self.device.type}"

@@ -40,13 +40,13 @@ class TransformersCallback(Callback):
     ) -> None:
         from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-        self.callback = callback() if isinstance(callback, type) else callback
+        self.callback: TrainerCallback = callback() if isinstance(callback, type) else callback
         if not isinstance(self.callback, TrainerCallback):
             raise BertVisionError(
                 f"TransformersCallback takes a transformers.TrainerCallback, got a {type(self.callback).__name__}. "
                 "Subclasses of bertvision.training.Callback are used as they are."
             )
-        self.args = args or TrainingArguments(
+        self.args: TrainingArguments = args or TrainingArguments(
             eval_strategy="epoch",
             save_strategy="epoch",
             load_best_model_at_end=True,

@@ -62,7 +62,8 @@ class TrainedModel:
         bert = run.bert()
         self.bert_settings: dict[str, float] = bert.metrics.decoding if bert else {}
         encoder_info = encoder_info or load_encoder_info(str(self._tokenizer_directory()))
-        self._tokenizer, self.pad_ids = encoder_info.tokenizer, encoder_info.pad_ids
+        self._tokenizer = encoder_info.tokenizer
+        self.pad_ids: dict[str, int] = encoder_info.pad_ids
 
     @classmethod
     def from_pretrained(cls, directory: str | Path, encoder: str = "") -> "TrainedModel":

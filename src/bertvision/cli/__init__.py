@@ -14,7 +14,7 @@ from bertvision.cpu_optimizations import read_switch, set_environment
 from bertvision.errors import BertVisionError
 from bertvision.progress import is_main_rank
 
-EXTRAS = {
+EXTRAS: dict[str, tuple[str, ...]] = {
     "lab": ("altair", "jinja2", "optuna", "tomli_w", "vl_convert"),
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
     "ray": ("ray",),
@@ -39,7 +39,7 @@ FORMER_FLAGS = {
 FORMER_COMMANDS = {"backbones": "encoders"}
 
 logger: logging.Logger = logging.getLogger(__name__)
-app = typer.Typer(
+app: typer.Typer = typer.Typer(
     name="bertvision",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -27,9 +27,9 @@ SeparateEncoder = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 # A subset of the rows, so that the demo takes a few minutes on two cores.
-DEMO = {"limit": 3000, "source": "registry", "fractions": [0.3, 1.0], "head_fractions": [0.3]}
+DEMO: dict[str, Any] = {"limit": 3000, "source": "registry", "fractions": [0.3, 1.0], "head_fractions": [0.3]}
 DEMO_HEADS = ["learned", "adapter:token_pooling=cls", "adapter:token_pooling=mean", "adapter:token_pooling=max"]
-DEMO_TASKS = {
+DEMO_TASKS: dict[str, list[Any]] = {
     "stsb": [("A man is playing a guitar.", "Somebody plays an instrument.")],
     "rotten-tomatoes": ["a warm , funny and quietly moving film"],
 }

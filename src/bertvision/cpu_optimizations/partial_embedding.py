@@ -26,7 +26,7 @@ class PartialEmbedding(nn.Module):
     def __init__(self, table: nn.Embedding, vocabulary: Tensor):
         super().__init__()
         self._table = [table]  # in a list, so that it is neither trained nor saved with this module
-        self.rows = nn.Parameter(table.weight.detach()[vocabulary].clone())
+        self.rows: nn.Parameter = nn.Parameter(table.weight.detach()[vocabulary].clone())
         positions = torch.full((table.num_embeddings,), -1)
         positions[vocabulary] = torch.arange(len(vocabulary))
         self.register_buffer("vocabulary", vocabulary, persistent=False)

@@ -112,7 +112,7 @@ class ModuleAdapter(nn.Module):
     def __init__(self, module: Any):
         super().__init__()
         self.module = module
-        self.config = SimpleNamespace(
+        self.config: SimpleNamespace = SimpleNamespace(
             model_type="module",
             num_hidden_layers=module.num_layers - 1,
             hidden_size=module.hidden_size,

@@ -24,8 +24,8 @@ class Adapter(nn.Module):
     ):
         super().__init__()
         matrices = 1 if shared else layers
-        self.weight = nn.Parameter(torch.empty(matrices, width, size))
-        self.bias = nn.Parameter(torch.zeros(matrices, 1, size))
+        self.weight: nn.Parameter = nn.Parameter(torch.empty(matrices, width, size))
+        self.bias: nn.Parameter = nn.Parameter(torch.zeros(matrices, 1, size))
         self.norm = norm
         nn.init.trunc_normal_(self.weight, std=init_std, a=-2 * init_std, b=2 * init_std)
 

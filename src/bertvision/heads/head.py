@@ -37,15 +37,15 @@ class Head(nn.Module):
     ):
         super().__init__()
         self.shape = shape
-        self.adapter = adapter or nn.Identity()
+        self.adapter: nn.Module = adapter or nn.Identity()
         self.layer_pooling = layer_pooling
         self.skip = skip
         features = self._features()
         pooling = build_token_pooling(token_pooling, shape, features)  # per token too: a misspelt name is an error
-        self.token_pooling = nn.Identity() if shape.per_token else pooling
+        self.token_pooling: nn.Module = nn.Identity() if shape.per_token else pooling
         reads_cls = isinstance(self.token_pooling, ClsPooling) and not getattr(layer_pooling, "mixes_tokens", False)
-        self.input_spec = InputSpec(tokens="cls" if reads_cls else "all")
-        self.dropout = nn.Dropout(dropout)
+        self.input_spec: InputSpec = InputSpec(tokens="cls" if reads_cls else "all")
+        self.dropout: nn.Dropout = nn.Dropout(dropout)
         linear = SpanClassifier if end_given_start and shape.per_token else nn.Linear
         self.classifier = linear(self._pooled_features(features), shape.num_outputs)
 
@@ -102,10 +102,10 @@ class BertHead(nn.Module):
     def __init__(self, shape: HeadShape, *, dropout: float = 0.1, end_given_start: bool = False):
         super().__init__()
         self.shape = shape
-        self.input_spec = InputSpec(layers="last", tokens="all" if shape.per_token else "cls")
+        self.input_spec: InputSpec = InputSpec(layers="last", tokens="all" if shape.per_token else "cls")
         if not shape.per_token:
-            self.pooler = nn.Linear(shape.hidden_size, shape.hidden_size)
-            self.dropout = nn.Dropout(dropout)
+            self.pooler: nn.Linear = nn.Linear(shape.hidden_size, shape.hidden_size)
+            self.dropout: nn.Dropout = nn.Dropout(dropout)
         linear = SpanClassifier if end_given_start and shape.per_token else nn.Linear
         self.classifier = linear(shape.hidden_size, shape.num_outputs)
         for layer in self.children():

@@ -23,7 +23,7 @@ class HeadEnsemble(nn.Module):
 
     def __init__(self, heads: Sequence[nn.Module]):
         super().__init__()
-        self.members = nn.ModuleList(heads)
+        self.members: nn.ModuleList = nn.ModuleList(heads)
         self.can_merge: bool = all(isinstance(head, Head) and _can_merge(head) for head in heads)
         """Whether `cpu_optimizations` can compute all members in one wide product."""
 

@@ -16,8 +16,8 @@ class ScalarMix(nn.Module):
 
     def __init__(self, layers: int):
         super().__init__()
-        self.weights = nn.Parameter(torch.zeros(layers))  # zeros: the initial mix is the mean
-        self.scale = nn.Parameter(torch.ones(()))
+        self.weights: nn.Parameter = nn.Parameter(torch.zeros(layers))  # zeros: the initial mix is the mean
+        self.scale: nn.Parameter = nn.Parameter(torch.ones(()))
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         return self.scale * torch.einsum("l,bltw->btw", self.weights.softmax(dim=0), x)

@@ -16,8 +16,8 @@ class SpanClassifier(nn.Linear):
 
     def __init__(self, features: int, outputs: int):
         super().__init__(features, outputs)
-        self.start = nn.Linear(features, SIZE)
-        self.end = nn.Linear(features, SIZE, bias=False)  # a bias would add the same number to all ends
+        self.start: nn.Linear = nn.Linear(features, SIZE)
+        self.end: nn.Linear = nn.Linear(features, SIZE, bias=False)  # a bias would add the same number to all ends
 
     def forward(self, input: Tensor, attention_mask: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Compute logits. (B, T, F), mask (B, T) -> (B, T, C); the first two are start and end."""

@@ -36,7 +36,7 @@ class AttentionPooling(nn.Module):
 
     def __init__(self, features: int):
         super().__init__()
-        self.score = nn.Linear(features, 1, bias=False)  # a bias would cancel in the softmax
+        self.score: nn.Linear = nn.Linear(features, 1, bias=False)  # a bias would cancel in the softmax
 
     def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
         score = self.score(x).squeeze(-1).masked_fill(~attention_mask, torch.finfo(x.dtype).min)
@@ -82,7 +82,7 @@ class AlignPooling(nn.Module):
     zero where there is only one text.
     """
 
-    sharpness = 24.0
+    sharpness: float = 24.0
     """The factor of the similarities in the softmax. With 0, the mix would be the mean of the other text."""
 
     def forward(self, x: Tensor, attention_mask: Tensor, text_ids: Tensor | None = None) -> Tensor:
@@ -100,7 +100,7 @@ class ConcatPooling(nn.Module):
 
     def __init__(self, *poolings: nn.Module):
         super().__init__()
-        self.poolings = nn.ModuleList(poolings)
+        self.poolings: nn.ModuleList = nn.ModuleList(poolings)
 
     def forward(self, x: Tensor, attention_mask: Tensor, text_ids: Tensor | None = None) -> Tensor:
         return torch.cat([call_head(pooling, x, attention_mask, text_ids) for pooling in self.poolings], dim=-1)

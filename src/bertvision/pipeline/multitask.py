@@ -57,7 +57,7 @@ class MultiTaskModel(nn.Module):
     def __init__(self, encoder: Encoder, heads: Sequence[nn.Module]):
         super().__init__()
         self.encoder = encoder
-        self.heads = nn.ModuleList(heads)
+        self.heads: nn.ModuleList = nn.ModuleList(heads)
         self.current_task: int = 0
         """The task of the last batch, whose loss is computed next."""
 

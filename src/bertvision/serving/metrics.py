@@ -16,27 +16,29 @@ class ServerMetrics:
     """The metrics of one server, in a registry of their own."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
+        self.registry: CollectorRegistry = CollectorRegistry()
         to: dict[str, Any] = {"registry": self.registry}
-        self.requests = Counter("bertvision_requests", "Requests answered.", ["route", "status"], **to)
-        self.request_seconds = Histogram(
+        self.requests: Counter = Counter("bertvision_requests", "Requests answered.", ["route", "status"], **to)
+        self.request_seconds: Histogram = Histogram(
             "bertvision_request_seconds", "Time to answer a request.", ["route"], buckets=SECONDS_BUCKETS, **to
         )
-        self.requests_in_progress = Gauge("bertvision_requests_under_way", "Requests in progress.", **to)
-        self.refusals = Counter(
+        self.requests_in_progress: Gauge = Gauge("bertvision_requests_under_way", "Requests in progress.", **to)
+        self.refusals: Counter = Counter(
             "bertvision_refusals", "Requests and connections refused before the application.", ["status"], **to
         )
-        self.connections = Gauge("bertvision_connections", "Open connections.", **to)
-        self.items = Counter("bertvision_items", "Items answered, by model.", ["model"], **to)
-        self.batches = Counter("bertvision_batches", "Forward passes.", **to)
-        self.batch_rows = Histogram("bertvision_batch_rows", "Rows in a forward pass.", buckets=ROWS_BUCKETS, **to)
-        self.batch_tokens = Histogram(
+        self.connections: Gauge = Gauge("bertvision_connections", "Open connections.", **to)
+        self.items: Counter = Counter("bertvision_items", "Items answered, by model.", ["model"], **to)
+        self.batches: Counter = Counter("bertvision_batches", "Forward passes.", **to)
+        self.batch_rows: Histogram = Histogram(
+            "bertvision_batch_rows", "Rows in a forward pass.", buckets=ROWS_BUCKETS, **to
+        )
+        self.batch_tokens: Histogram = Histogram(
             "bertvision_batch_tokens", "Tokens in a forward pass, without padding.", buckets=TOKENS_BUCKETS, **to
         )
-        self.padding_tokens = Counter("bertvision_padding_tokens", "Padding tokens.", **to)
-        self.forward_seconds = Counter("bertvision_reading_seconds", "Time spent in forward passes.", **to)
-        self.queue_tokens = Gauge("bertvision_queue_tokens", "Tokens in the queue.", **to)
-        self.ready = Gauge("bertvision_ready", "1 if the server accepts requests, else 0.", **to)
+        self.padding_tokens: Counter = Counter("bertvision_padding_tokens", "Padding tokens.", **to)
+        self.forward_seconds: Counter = Counter("bertvision_reading_seconds", "Time spent in forward passes.", **to)
+        self.queue_tokens: Gauge = Gauge("bertvision_queue_tokens", "Tokens in the queue.", **to)
+        self.ready: Gauge = Gauge("bertvision_ready", "1 if the server accepts requests, else 0.", **to)
 
     def record_batch(self, statistics: BatchStatistics) -> None:
         """Record a forward pass."""

@@ -92,7 +92,7 @@ class Graph(nn.Module):
         self.encoder = shared_encoder.encoder
         self.inputs: list[str] = list(inputs)
         self.names: list[str] = list(heads)
-        self.heads = nn.ModuleList(shared_encoder.heads[name] for name in heads)
+        self.heads: nn.ModuleList = nn.ModuleList(shared_encoder.heads[name] for name in heads)
 
     def forward(self, *given: Tensor) -> tuple[Tensor, ...]:
         tokens = dict(zip(self.inputs, given, strict=True))

@@ -55,7 +55,7 @@ class Server(uvicorn.Server):
         self.app.connections.close_expired()
         self.app.request_log.summarize()
         if time.monotonic() >= self._exit_at:
-            self.should_exit = True
+            self.should_exit: bool = True
         return await super().on_tick(counter)
 
 

@@ -73,10 +73,10 @@ class InferenceService:
     """Answers requests with the models of a server."""
 
     def __init__(self, models: Sequence[TrainedModel], batcher: Batcher, settings: ServerSettings):
-        self.models = name_models(models)
+        self.models: dict[str, TrainedModel] = name_models(models)
         self.batcher = batcher
         self.settings = settings
-        self.cpu_pool = ThreadPoolExecutor(NUM_CPU_THREADS, "bertvision-cpu")
+        self.cpu_pool: ThreadPoolExecutor = ThreadPoolExecutor(NUM_CPU_THREADS, "bertvision-cpu")
 
     def select_models(self, names: Sequence[str], items: Sequence[Item]) -> dict[str, TrainedModel]:
         """Return the named models. Without names, return the only model, or all that take items of this form."""

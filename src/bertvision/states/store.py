@@ -52,14 +52,14 @@ class Store:
         try:
             layout = self.manifest["layout"]
             self.identity: dict[str, Any] = dict(self.manifest["identity"])
-            self.view = view_from_manifest(layout, num_layers)
-            self.row_table = self._read_rows()
+            self.view: StateView = view_from_manifest(layout, num_layers)
+            self.row_table: RowTable = self._read_rows()
             width, shard = layout["width"], layout["shard"]
             if type(width) is not int or type(shard) is not int or not 0 < width < 2**20 or not 0 < shard < 2**61:
                 raise ValueError(f"a width of {width} and shards of {shard} bytes")
             lengths = self.row_table.lengths
-            self.layout = Layout(type=layout["type"], view=self.view, width=width, lengths=lengths, shard=shard)
-            self.checks = [str(shard["sha256"]) for shard in self.manifest["shards"]]
+            self.layout: Layout = Layout(type=layout["type"], view=self.view, width=width, lengths=lengths, shard=shard)
+            self.checks: list[str] = [str(shard["sha256"]) for shard in self.manifest["shards"]]
             if not self.view.num_channels or self.layout.sizes.astype(np.float64).sum() > 2**62:
                 raise ValueError(f"rows of {self.layout.sizes.max():,} bytes")
             if len(self.checks) != len(self.layout.bounds):

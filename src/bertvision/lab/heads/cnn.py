@@ -54,7 +54,7 @@ class ImageNetwork(nn.Module):
 
     def __init__(self, *steps: nn.Module):
         super().__init__()
-        self.steps = nn.ModuleList(steps)
+        self.steps: nn.ModuleList = nn.ModuleList(steps)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         real = mask[:, None, :, None]

@@ -26,10 +26,10 @@ class InceptionBlock(nn.Module):
 
     def __init__(self, channels: int, one: int, three: tuple[int, int], five: tuple[int, int], pooled: int):
         super().__init__()
-        self.one = nn.Conv2d(channels, one, 1)
-        self.three = _reduced(channels, *three, kernel=3)
-        self.five = _reduced(channels, *five, kernel=5)
-        self.pooled = nn.Sequential(nn.AvgPool2d(3, 1, padding=1), nn.Conv2d(channels, pooled, 1))
+        self.one: nn.Conv2d = nn.Conv2d(channels, one, 1)
+        self.three: nn.Sequential = _reduced(channels, *three, kernel=3)
+        self.five: nn.Sequential = _reduced(channels, *five, kernel=5)
+        self.pooled: nn.Sequential = nn.Sequential(nn.AvgPool2d(3, 1, padding=1), nn.Conv2d(channels, pooled, 1))
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.relu(torch.cat([self.one(x), self.three(x), self.five(x), self.pooled(x)], dim=1))

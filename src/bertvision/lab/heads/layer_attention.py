@@ -13,8 +13,8 @@ class LayerAttention(nn.Module):
 
     def __init__(self, layers: int, width: int):
         super().__init__()
-        self.score = nn.Parameter(torch.zeros(layers, width, 1))  # zeros: the initial mix is the mean
-        self.bias = nn.Parameter(torch.zeros(layers, 1))
+        self.score: nn.Parameter = nn.Parameter(torch.zeros(layers, width, 1))  # zeros: the initial mix is the mean
+        self.bias: nn.Parameter = nn.Parameter(torch.zeros(layers, 1))
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         x = functional.layer_norm(x, x.shape[-1:])

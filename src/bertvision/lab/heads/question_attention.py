@@ -22,11 +22,11 @@ class QuestionMix(nn.Module):
 
     def __init__(self, features: int, size: int):
         super().__init__()
-        self.concat = ConcatLayers()
-        self.query = nn.Linear(features, size)
-        self.key = nn.Linear(features, size, bias=False)  # a bias would cancel in the softmax
+        self.concat: ConcatLayers = ConcatLayers()
+        self.query: nn.Linear = nn.Linear(features, size)
+        self.key: nn.Linear = nn.Linear(features, size, bias=False)  # a bias would cancel in the softmax
         # Adapters begin with small outputs. Without this, all tokens of the question would have equal weights at first.
-        self.norm = nn.LayerNorm(features)
+        self.norm: nn.LayerNorm = nn.LayerNorm(features)
 
     def forward(self, x: Tensor, mask: Tensor, text_ids: Tensor | None = None) -> Tensor:
         x = self.concat(x, mask)

@@ -19,9 +19,9 @@ class PoolThenNetwork(nn.Module):
     def __init__(self, layer_pooling: nn.Module, *, narrow: nn.Module | None = None, then: nn.Module | None = None):
         super().__init__()
         self.layer_pooling = layer_pooling
-        self.narrow = narrow or nn.Identity()
+        self.narrow: nn.Module = narrow or nn.Identity()
         self.then = then
-        self.mixes_tokens = getattr(then, "mixes_tokens", False)
+        self.mixes_tokens: bool = getattr(then, "mixes_tokens", False)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         merged = self.narrow(self.layer_pooling(x, mask).unsqueeze(1))
@@ -36,7 +36,7 @@ class AdapterPlusMix(nn.Module):
         self.each = each
         self.layer_pooling = layer_pooling
         self.pooled = pooled
-        self.flatten = ConcatLayers()
+        self.flatten: ConcatLayers = ConcatLayers()
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         merged = self.pooled(self.layer_pooling(x, mask).unsqueeze(1))

@@ -17,10 +17,14 @@ class XceptionBlock(nn.Module):
 
     def __init__(self, channels: int, middle: int, outputs: int, *, first: bool = False, average: bool = False):
         super().__init__()
-        self.shortcut = nn.Sequential(nn.Conv1d(channels, outputs, 1, stride=2, bias=False), nn.BatchNorm1d(outputs))
+        self.shortcut: nn.Sequential = nn.Sequential(
+            nn.Conv1d(channels, outputs, 1, stride=2, bias=False), nn.BatchNorm1d(outputs)
+        )
         start = [] if first else [nn.ReLU()]
         pool = nn.AvgPool1d(3, 2, padding=1) if average else nn.MaxPool1d(3, 2, padding=1)
-        self.path = nn.Sequential(*start, sepconv(channels, middle), nn.ReLU(), sepconv(middle, outputs), pool)
+        self.path: nn.Sequential = nn.Sequential(
+            *start, sepconv(channels, middle), nn.ReLU(), sepconv(middle, outputs), pool
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.path(x) + self.shortcut(x)
@@ -32,7 +36,7 @@ class ResidualBlock(nn.Module):
     def __init__(self, channels: int):
         super().__init__()
         steps = [step for _ in range(3) for step in (nn.ReLU(), sepconv(channels, channels))]
-        self.path = nn.Sequential(*steps)
+        self.path: nn.Sequential = nn.Sequential(*steps)
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.path(x)

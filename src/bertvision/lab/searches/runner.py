@@ -44,7 +44,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 SHARDED = {"mnli": 0.1, "qnli": 0.1, "qqp": 0.1, "sst2": 0.1}
 """Large tasks, and the random share of their training data that is searched on by default."""
-SPACES = {"head": Space, "bert": BertSpace}
+SPACES: dict[str, type[Space] | type[BertSpace]] = {"head": Space, "bert": BertSpace}
 BATCH_TRIALS = 5
 """Trials that are drawn at once. Those on this machine are trained in one pass over the hidden states."""
 

@@ -79,9 +79,9 @@ class TrialRunner:
         """Load the data. `space` determines which hidden states are computed; None: BERT alone is tuned."""
         data = prepare(experiment)
         # Trials cannot use dev, because they do not have it.
-        self.data = replace(data, dev=data.validation)
+        self.data: ExperimentData = replace(data, dev=data.validation)
         self.space = space
-        self.seeds = list(seeds)
+        self.seeds: list[int] = list(seeds)
         self.root: Path = Path(root)
         self.checkpoints: dict[int, CheckpointSet] = {}
         self._open_states: OrderedDict[tuple[int, float], _OpenStates] = OrderedDict()
