@@ -246,7 +246,7 @@ def _warn_truncated(data: ExperimentData) -> None:
 def _balance(task: Task, examples: list[Example]) -> list[Example]:
     """Weight training examples so that all classes have the same total weight, and the mean weight stays the same."""
     if task.outputs == 1 or task.independent_outputs:
-        raise BertVisionError(f"data.class_weight is for tasks with one class per row, unlike {task.name}.")
+        raise BertVisionError(f"data.class_weight is for tasks with classes, one per row, unlike {task.name}.")
     classes = task.strata(examples)
     weights = compute_sample_weight("balanced", classes)
     return [replace(row, weight=row.weight * float(weight)) for row, weight in zip(examples, weights, strict=True)]

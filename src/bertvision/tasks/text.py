@@ -118,9 +118,8 @@ class TextTask(Task):
                 raise
             examples.append(Example(id=id, texts=tuple(texts), label=value, group=group))
         if skipped := len(table.rows) - len(examples):
-            logger.info(
-                f"{table.source}: {skipped:,} of {len(table.rows):,} rows have no usable label or text and are skipped."
-            )
+            lacking = "usable label or text" if skip_bad else "gold label"
+            logger.info(f"{table.source}: {skipped:,} of {len(table.rows):,} rows have no {lacking} and are skipped.")
         return examples
 
     def _parse_label(self, label: Any, index: Mapping[str, int], table: Table, line: int) -> int | float:
