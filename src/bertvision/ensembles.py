@@ -16,19 +16,26 @@ COMBINATIONS = {
 """Functions of log-probabilities that are stacked along axis 0. The results need not be normalized."""
 
 
-def combine(members: Sequence[Predictions], how: str = "max", *, tags: bool = False) -> Predictions:
+def combine(
+    members: Sequence[Predictions], how: str = "max", *, independent: bool = False, tags: bool = False
+) -> Predictions:
     """Return the logarithm of the element-wise maximum (mean, product) of the members' probabilities, renormalized.
 
     Probabilities are the softmax over classes. For logits per token, they are the softmax over the tokens of a row,
     separately for start and end; a third logit of the first token is that of "no answer". With `tags`, the logits per
-    token are those of classes. Regression scores are averaged whatever `how` is.
+    token are those of classes. Regression scores are averaged whatever `how` is. With `independent` outputs, each of
+    which is a decision of its own, probabilities are sigmoids, and logits are returned.
     """
     combination = lookup(COMBINATIONS, how, "way to combine")
     first = members[0]
     for member in members[1:]:
         if member.ids != first.ids or member.logits.shape != first.logits.shape:
             raise BertVisionError("Predictions can be combined only if they are of the same rows and outputs.")
-    if first.logits.shape[1] == 1:  # regression
+    if independent:
+        yes, no = (np.stack([log_expit(sign * member.logits) for member in members]) for sign in (1, -1))
+        # The more confident member decides under "max"; the difference of both logarithms is a logit again.
+        logits = combination(yes) - combination(no)
+    elif first.logits.shape[1] == 1:  # regression
         logits = np.mean([member.logits for member in members], axis=0)
     elif first.offsets is None or tags:
         stacked = np.stack([log_softmax(member.logits, axis=1) for member in members])

@@ -1,6 +1,7 @@
 """Scores of a model on a labelled file: the official metrics, a report for each class, and a confusion matrix."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,13 @@ import numpy as np
 from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
 from bertvision.errors import BertVisionError
+from bertvision.inputs import MultiLabelTask, calibration_errors, read_examples
 from bertvision.tasks import Example, Task, TextTask
 from bertvision.token_tasks import TokenTask, entity_scores
 from bertvision.trained_model import TrainedModel
 
 AVERAGES = ("macro avg", "weighted avg")
+MULTI_LABEL_AVERAGES = ("micro avg", *AVERAGES)
 """Rows below the classes of a report, as in scikit-learn's `classification_report`."""
 
 
@@ -38,14 +41,15 @@ class Evaluation:
     classes: dict[str, ClassScores] = field(default_factory=dict)
     """Scores of each class or entity type, then averages. Empty for regression and for answers to questions."""
     confusion: list[list[int]] = field(default_factory=list)
-    """Counts by label (rows) and predicted class (columns), in the order of `classes`."""
+    """Counts by label (rows) and predicted class (columns), in the order of `classes`. Empty for several labels."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the evaluation as JSON. The metrics of the task are at the top level."""
         values: dict[str, Any] = {**self.scores, "rows": self.rows}
         if self.classes:
             values["classes"] = {name: asdict(scores) for name, scores in self.classes.items()}
-            values["confusion"] = self.confusion
+            if self.confusion:
+                values["confusion"] = self.confusion
         return values
 
 
@@ -68,22 +72,21 @@ def evaluate_file(
     features = model.encode_examples(examples)
     predictions = model.logits(features)
     outcomes = task.outcomes(task.decode(predictions, features, model.settings), examples)
-    calibration = task.calibration(predictions, features, model.settings, examples)
+    calibration = calibration_errors(task, predictions, features, model.settings, examples)
     return evaluation(task, outcomes, calibration)
 
 
 def _read(task: Task, path: Path) -> list[Example]:
     """Read a labelled file. Where the official files of a task number its classes, names are accepted as well."""
+    if not isinstance(task, TextTask):
+        return task.read(path)
     try:
         return task.read(path)
     except BertVisionError:
-        if not isinstance(task, TextTask) or not task.numbered:
-            raise
-        try:
-            return replace(task, numbered=False).read(path)
-        except BertVisionError:
-            pass
-        raise
+        if task.numbered:
+            with suppress(BertVisionError):
+                return replace(task, numbered=False).read(path)
+    return read_examples(task, path)
 
 
 def evaluation(task: Task, outcomes: np.ndarray, calibration: Mapping[str, float] | None = None) -> Evaluation:
@@ -96,20 +99,31 @@ def evaluation(task: Task, outcomes: np.ndarray, calibration: Mapping[str, float
     classes: Sequence[str] = getattr(task, "classes", ())
     if not classes:
         return Evaluation(scores=scores, rows=len(outcomes))
-    labels, predicted = outcomes[:, 0].astype(int), outcomes[:, 1].astype(int)
-    numbers = list(range(len(classes)))
-    options: dict[str, Any] = {"labels": numbers, "zero_division": 0}
+    labels, predicted, options = _labels_and_predictions(task, outcomes, len(classes))
     by_class: Any = precision_recall_fscore_support(labels, predicted, **options)
     report = {
         name: _class_scores(precision, recall, f1, support)
         for name, precision, recall, f1, support in zip(classes, *by_class, strict=True)
     }
-    for name in AVERAGES:
+    for name in MULTI_LABEL_AVERAGES if task.independent_outputs else AVERAGES:
         average: Any = precision_recall_fscore_support(labels, predicted, average=name.removesuffix(" avg"), **options)
         precision, recall, f1, _ = average
-        report[name] = _class_scores(precision, recall, f1, len(labels))
-    confusion = confusion_matrix(labels, predicted, labels=numbers).tolist()
+        report[name] = _class_scores(precision, recall, f1, int(sum(report[label].support for label in classes)))
+    confusion = (
+        [] if task.independent_outputs else confusion_matrix(labels, predicted, labels=options["labels"]).tolist()
+    )
     return Evaluation(scores=scores, rows=len(outcomes), classes=report, confusion=confusion)
+
+
+def _labels_and_predictions(
+    task: Task, outcomes: np.ndarray, classes: int
+) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
+    """Return labels and predictions as class indices (N,), or as 0 and 1 for several labels (N, C), with options."""
+    if isinstance(task, MultiLabelTask):
+        truth, predicted, _ = task.split_outcomes(outcomes)
+        return truth.astype(int), predicted.astype(int), {"zero_division": 0}
+    options = {"labels": list(range(classes)), "zero_division": 0}
+    return outcomes[:, 0].astype(int), outcomes[:, 1].astype(int), options
 
 
 def _class_scores(precision: float, recall: float, f1: float, support: int) -> ClassScores:

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, TextIO, cast
 from bertvision.errors import BertVisionError, suggestion
 from bertvision.files import atomic_write, parse_json
 from bertvision.tasks import Task
-from bertvision.tasks.reading import read_squad
+from bertvision.tasks.reading import csv_delimiter, read_squad
 from bertvision.token_tasks import TokenTask, join_words
 from bertvision.token_tasks.reading import CONLL_ENDINGS, WORD_COLUMNS, read_conll
 from bertvision.trained_model import GENERIC_NAMES, Item, TrainedModel
@@ -71,6 +71,8 @@ class FilePredictionSummary:
     rows: int
     failed: int
     first_error: str = ""
+    truncated: int = 0
+    """Rows whose text was longer than the model reads."""
 
 
 # Reading
@@ -185,8 +187,9 @@ def numbered_lines(file: Iterable[str], source: str) -> Iterator[tuple[int, str]
 
 
 def csv_rows(lines: Iterator[tuple[int, str]], columns: TextColumns) -> Iterator[InputRow]:
-    """Parse comma-separated values. A row with too few or too many fields gets an error."""
-    reader = csv.reader((text for _, text in lines), strict=True)
+    """Parse values separated by commas, semicolons or tabs. A row with too few or too many fields gets an error."""
+    first = next(lines, (0, ""))
+    reader = csv.reader((text for _, text in chain([first], lines)), strict=True, delimiter=csv_delimiter(first[1]))
     yield from _separated_rows(_parsed(reader, columns.source), columns)
 
 
@@ -328,7 +331,7 @@ def _predict_items(
     the forward passes of the other items are not repeated.
     """
     try:
-        answers = model.predict(list(items), nbest=nbest, bert=bert, errors="return")
+        answers = model.answer(list(items), nbest=nbest, bert=bert, errors="return")
     except BertVisionError as error:
         if len(items) == 1:
             return [(None, _row_error(str(error)))]
@@ -348,12 +351,16 @@ def _row_error(message: str) -> str:
 def answer_columns(answer: Mapping[str, Any], *, nbest: bool = False, flat: bool = True) -> dict[str, Any]:
     """Return an answer as columns.
 
-    A class has the columns label and probability, a number the column value, entities the column entities, as JSON if
-    `flat`, and the answer to a question the columns answer, score and no_answer_probability. With `nbest`, candidates
-    are added, in numbered columns if `flat`. The columns of BERT's own head begin with "bert_".
+    A class has the columns label and probability, several labels the columns labels and probabilities, a number the
+    column value, entities the column entities, as JSON if `flat`, and the answer to a question the columns answer,
+    score and no_answer_probability. With `nbest`, candidates are added, in numbered columns if `flat`. The columns of
+    BERT's own head begin with "bert_".
     """
     if "label" in answer:
         columns = {"label": answer["label"], "probability": answer["probability"]}
+    elif "labels" in answer:
+        probabilities = [answer["probabilities"][label] for label in answer["labels"]]
+        columns = {"labels": answer["labels"], "probabilities": probabilities}
     elif "answer" in answer:
         columns = {name: answer[name] for name in ("answer", "score")}
         columns["no_answer_probability"] = answer["null_probability"]
@@ -366,6 +373,9 @@ def answer_columns(answer: Mapping[str, Any], *, nbest: bool = False, flat: bool
         columns["nbest"] = candidates
     elif "label" in answer:  # the first candidate is the answer itself
         for rank, candidate in enumerate(candidates[1:], start=2):
+            columns |= {f"label_{rank}": candidate["label"], f"probability_{rank}": candidate["probability"]}
+    elif "labels" in answer:
+        for rank, candidate in enumerate(candidates, start=1):
             columns |= {f"label_{rank}": candidate["label"], f"probability_{rank}": candidate["probability"]}
     else:
         for rank, candidate in enumerate(candidates, start=1):
@@ -383,7 +393,11 @@ def answer_columns(answer: Mapping[str, Any], *, nbest: bool = False, flat: bool
 def expected_columns(task: Task, nbest: int | None = None, bert: bool = False) -> list[str]:
     """Return the names of the columns that `answer_columns` gives the answers of a task."""
     classes = getattr(task, "classes", ())
-    if classes:
+    if task.independent_outputs:
+        columns = ["labels", "probabilities"]
+        ranks = range(1, min(nbest or 0, len(classes)) + 1)
+        columns += [f"{name}_{rank}" for rank in ranks for name in ("label", "probability")]
+    elif classes:
         columns = ["label", "probability"]
         ranks = range(2, min(nbest or 1, len(classes)) + 1)
         columns += [f"{name}_{rank}" for rank in ranks for name in ("label", "probability")]
@@ -566,7 +580,7 @@ def predict_file(
     format = "jsonl" if stream and format == "parquet" else format
     if format not in WRITERS:
         raise BertVisionError(f"Cannot write {output}: its name must end in .{', .'.join(WRITERS)}.")
-    counts = {"rows": 0, "failed": 0}
+    counts = {"rows": 0, "failed": 0, "truncated": 0}
     first_errors: list[str] = []
     flat = format not in ("jsonl", "conll")
     empty = dict.fromkeys(expected_columns(model.task, nbest, bert)) if flat else {}
@@ -576,6 +590,7 @@ def predict_file(
         names = _ColumnNames(name for predicted in first_rows for name in predicted.row.values)
         for predicted in predictions:
             counts["rows"] += 1
+            counts["truncated"] += "truncated" in (predicted.answer or {})
             added = empty | (
                 answer_columns(predicted.answer, nbest=nbest is not None, flat=flat) if predicted.answer else {}
             )
@@ -594,12 +609,17 @@ def predict_file(
         file = _binary(sys.stdout) if stream else stack.enter_context(atomic_write(Path(output)))
         WRITERS[format](file, columns())
     summary = FilePredictionSummary(**counts, first_error=first_errors[0] if first_errors else "")
-    log_failures(source.name, summary)
+    log_summary(source.name, summary, model.max_tokens)
     return summary
 
 
-def log_failures(name: str, summary: FilePredictionSummary) -> None:
-    """Log how many rows could not be predicted."""
+def log_summary(name: str, summary: FilePredictionSummary, max_tokens: int) -> None:
+    """Log how many rows could not be predicted, and how many texts were cut."""
+    if summary.truncated:
+        logger.warning(
+            f"{name}: {summary.truncated:,} of {summary.rows:,} texts are longer than {max_tokens} tokens and cut "
+            "there."
+        )
     if summary.failed:
         logger.warning(
             f"{name}: {summary.failed:,} of {summary.rows:,} rows could not be predicted. The first: "

@@ -137,7 +137,8 @@ def _bootstrap_samples(
 
 def _mean_score(task: Task, outcomes: Sequence[np.ndarray], rows: np.ndarray | slice, key: str) -> float | None:
     """Return the mean of a metric over seeds, or None if it is undefined for a sample without the rows it needs."""
-    scores = [metrics[key] for array in outcomes if key in (metrics := task.compute_metrics(array[rows]))]
+    values = (task.compute_metric(array[rows], key) for array in outcomes)
+    scores = [value for value in values if value is not None]
     return float(np.mean(scores)) if len(scores) == len(outcomes) else None
 
 

@@ -1,5 +1,6 @@
 """A trained model: the encoder, heads and task of a finished run, ready to predict."""
 
+import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +15,7 @@ from bertvision import devices, sharing
 from bertvision.encoders import EncoderInfo, load_encoder_info
 from bertvision.ensembles import combine
 from bertvision.errors import BertVisionError
-from bertvision.inputs import find_text_error, is_column, read_items, warn_truncated
+from bertvision.inputs import find_text_error, is_column, read_items
 from bertvision.onnx_model import OnnxEncoder, exported_runs, is_exported
 from bertvision.prediction import evaluation_batches
 from bertvision.progress import bar
@@ -23,6 +24,8 @@ from bertvision.shared_encoders import AttachedHead, EncoderPool, layers_read
 from bertvision.tasks import Example, Task, task_from_dict
 from bertvision.token_tasks import TokenTask, join_words
 from bertvision.types import Features, Predictions
+
+logger: logging.Logger = logging.getLogger(__name__)
 
 # The threads of OpenMP do not survive a fork, and a child that waits for them hangs.
 if hasattr(os, "register_at_fork"):
@@ -52,7 +55,6 @@ class TrainedModel:
         self.task: Task = task_from_dict(run.record.task)
         self.max_tokens: int = run.record.max_tokens
         self.settings: dict[str, float] = run.metrics.decoding
-        self._warned_truncated = False
         encoder_pool = encoder_pool or EncoderPool()
         self.members: list[Run] = run.members() or [run]
         self.attached_heads: list[AttachedHead] = [encoder_pool.add(member) for member in self.members]
@@ -122,8 +124,17 @@ class TrainedModel:
         """
         if errors not in ("raise", "return"):
             raise BertVisionError(f"errors is 'raise' or 'return', got {errors!r}.")
-        if _is_single(items):
-            return self.predict([items], nbest=nbest, bert=bert, errors=errors)[0]
+        single = _is_single(items)
+        answers = self.answer([items] if single else items, nbest=nbest, bert=bert, errors=errors)
+        if cut := sum("truncated" in answer for answer in answers):
+            logger.warning(
+                f"{cut:,} of {len(answers):,} texts {'is' if cut == 1 else 'are'} longer than {self.max_tokens} tokens "
+                "and cut there."
+            )
+        return answers[0] if single else answers
+
+    def answer(self, items: Any, *, nbest: int | None, bert: bool, errors: str) -> list[dict[str, Any]]:
+        """Return the answers to several items, as `predict` does, without a notice about texts that are cut."""
         answers: list[dict[str, Any]] = []
         examples: dict[int, Example] = {}
         for index, item in enumerate(read_items(items, self.task.text_names)):
@@ -148,10 +159,7 @@ class TrainedModel:
         return self._encode([self._example(index, item) for index, item in enumerate(items)])
 
     def _encode(self, examples: Iterable[Example]) -> Features:
-        features = self.encode_examples([replace(example, id=str(i)) for i, example in enumerate(examples)])
-        if not self._warned_truncated:  # once for a model, which may be asked many times
-            self._warned_truncated = warn_truncated(self.task, {"given": features}, self.max_tokens)
-        return features
+        return self.encode_examples([replace(example, id=str(i)) for i, example in enumerate(examples)])
 
     def encode_examples(self, examples: Sequence[Example]) -> Features:
         """Tokenize examples of a dataset."""
@@ -197,7 +205,12 @@ class TrainedModel:
         members = [predictions[head] for head in self.attached_heads]
         if len(members) == 1:
             return members[0]
-        return combine(members, self.run.record.how, tags=self.task.example_kind == "tokens")
+        return combine(
+            members,
+            self.run.record.how,
+            independent=self.task.independent_outputs,
+            tags=self.task.example_kind == "tokens",
+        )
 
     def format_answers(
         self,
@@ -207,7 +220,10 @@ class TrainedModel:
         nbest: int | None = None,
         bert: bool = False,
     ) -> list[dict[str, Any]]:
-        """Convert the logits of the heads to one answer per item, in the order of the items."""
+        """Convert the logits of the heads to one answer per item, in the order of the items.
+
+        The answer to a text that was cut has the key "truncated".
+        """
         answers = self.task.format_answers(self.combine_members(predictions), features, self.settings)
         if bert:
             bert_answers = self.task.format_answers(predictions[self.bert_head], features, self.bert_settings)
@@ -217,6 +233,9 @@ class TrainedModel:
             for candidates in (answer, answer.get("bert", {})):
                 if nbest is not None:
                     _limit_candidates(candidates, nbest)
+        if features.truncated is not None:
+            for row in np.flatnonzero(features.truncated):
+                answers[features.example_ids[row]]["truncated"] = True
         return [answers[str(index)] for index in range(len(answers))]
 
     def logits(self, features: Features) -> Predictions:

@@ -93,7 +93,8 @@ class Features:
     offsets: np.ndarray
     """(N + 1,): row i is `tokens[name][offsets[i]:offsets[i + 1]]`."""
     labels: np.ndarray
-    """(N,) int64 classes or float32 scores; (N, 2) start and end tokens for spans; (N, T) tags."""
+    """(N,) int64 classes or float32 scores; (N, 2) start and end tokens for spans; (N, C) for several labels; (N, T)
+    tags."""
     example_ids: list[str]
     """The example that each row is made of."""
     second_text_starts: np.ndarray | None = None
@@ -102,6 +103,8 @@ class Features:
     """For tasks with spans or words: the part of the text that each row covers."""
     weights: np.ndarray | None = None
     """float32 (N,): the weight of each row in the training loss. None: all are 1."""
+    truncated: np.ndarray | None = None
+    """bool (N,): the rows whose text was longer than `max_tokens` and was cut. None: no row was."""
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -132,7 +132,7 @@ def test_squad_files(tmp_path):
     assert not own_task(str(tmp_path / "mine.json"), kind="squad2-answerable").per_token
     with pytest.raises(BertVisionError, match="read as SQuAD"):
         own_task(str(tmp_path / "mine.json"), kind="regression")
-    with pytest.raises(BertVisionError, match="Unknown kind of task 'x'. Known: squad, text"):
+    with pytest.raises(BertVisionError, match="Unknown kind of task 'x'. Known: .*squad.*text"):
         task_from_dict({"kind": "x"})
     with pytest.raises(BertVisionError, match="Cannot rebuild a task from its description"):
         task_from_dict(task.to_dict() | {"colour": "red"})

@@ -114,7 +114,7 @@ def test_a_registered_kind_is_rebuilt_and_answers(tags, tmp_path):
 
 
 def test_kinds_are_unique():
-    assert {"text", "squad"} <= set(TASK_KINDS) <= {"text", "squad", "tokens"}
+    assert {"text", "squad"} <= set(TASK_KINDS)
     assert register_task_kind(TextTask) is TextTask
     with pytest.raises(BertVisionError, match="'text' already belongs to TextTask"):
 
@@ -122,5 +122,5 @@ def test_kinds_are_unique():
         class Other(TagTask):
             kind = "text"
 
-    with pytest.raises(BertVisionError, match="Unknown kind of task 'tags'. Known: squad, text(, tokens)?"):
+    with pytest.raises(BertVisionError, match="Unknown kind of task 'tags'. Known: .*squad.*text"):
         task_from_dict({"kind": "tags"})

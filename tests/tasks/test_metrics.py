@@ -9,6 +9,7 @@ from bertvision.tasks.metrics import METRICS, best_threshold, compare, normalize
 
 REFERENCES = {
     "accuracy": reference.accuracy_score,
+    "balanced_accuracy": reference.balanced_accuracy_score,
     "f1": reference.f1_score,
     "macro_f1": lambda gold, predicted: reference.f1_score(gold, predicted, average="macro"),
     "matthews": reference.matthews_corrcoef,
@@ -24,7 +25,7 @@ def test_metrics_equal_the_reference(name, seed):
     gold, noise = random.random(200) * 5, random.normal(size=200)
     predicted = gold + noise
     if name not in ("pearson", "spearman"):
-        classes = 4 if name == "macro_f1" else 2
+        classes = 4 if name in ("macro_f1", "balanced_accuracy") else 2
         gold, predicted = (np.clip(values // (5 / classes), 0, classes - 1) for values in (gold, predicted))
     else:
         gold = gold.round()  # ties

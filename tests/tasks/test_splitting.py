@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertvision.errors import BertVisionError
-from bertvision.tasks import TASKS, Example
+from bertvision.inputs import split_by_time, task_from_files
+from bertvision.inputs.time_splits import read_times
+from bertvision.tasks import TASKS, DataRequest, Example, UserFiles
 from bertvision.tasks.splitting import count_of, draw, draw_groups, draw_nested, quantile_bins
 
 
@@ -78,3 +80,19 @@ def test_nested_draws_are_nested_and_in_proportion(strata, seed):
         for stratum in np.unique(strata):
             fair = np.count_nonzero(strata == stratum) * count / len(strata)
             assert abs(np.count_nonzero(strata[drawn] == stratum) - fair) <= len(np.unique(strata))
+
+
+def test_the_newest_rows_are_chosen_and_scored_on(tmp_path):
+    days = np.random.default_rng(0).permutation(40)
+    rows = [f"text {day},{'ab'[day % 2]},2024-0{1 + day // 20}-{1 + day % 20:02d}" for day in days]
+    (tmp_path / "own.csv").write_text("\n".join(["text,label,day", *rows]))
+    task = task_from_files(UserFiles(train=str(tmp_path / "own.csv")))
+    splits = split_by_time(task, "day", task.load(DataRequest()), 0.25)
+    assert splits.validation is not None
+    parts = [
+        [int(example.texts[0].split()[1]) for example in part] for part in (splits.train, splits.validation, splits.dev)
+    ]
+    assert parts == [list(range(24)), list(range(24, 32)), list(range(32, 40))]
+    (tmp_path / "own.csv").write_text("text,label,day\na,x,1\nb,y,soon\n")
+    with pytest.raises(BertVisionError, match="line 3: the time is 'soon'; expected a number or an ISO date"):
+        read_times(task.read_rows(tmp_path / "own.csv"), "day")

@@ -92,7 +92,8 @@ def predict(
         return
     with prediction_files.open_input(file, model.task, text=text, text_pair=text_pair) as rows:
         if not to:
-            _print_file(prediction_files.predict_rows(model, rows.rows, nbest=nbest, bert=bert), rows.name, as_json)
+            predictions = prediction_files.predict_rows(model, rows.rows, nbest=nbest, bert=bert)
+            _print_file(predictions, rows.name, model.max_tokens, as_json)
             return
         summary = prediction_files.predict_file(model, rows, to, nbest=nbest, bert=bert)
     if to == prediction_files.STANDARD_STREAM:
@@ -111,15 +112,16 @@ def _print_answers(answers: list[dict[str, Any]], as_json: bool) -> None:
         print(output.answer(answer))
 
 
-def _print_file(predictions: "Iterator[PredictedRow]", name: str, as_json: bool) -> None:
+def _print_file(predictions: "Iterator[PredictedRow]", name: str, max_tokens: int, as_json: bool) -> None:
     """Print the predictions of a file as they are made. Messages about failures go to stderr."""
-    from bertvision.prediction_files import FilePredictionSummary, log_failures
+    from bertvision.prediction_files import FilePredictionSummary, log_summary
 
-    rows = failed = 0
+    rows = failed = truncated = 0
     first_error = ""
     with output.json_list() if as_json else nullcontext(print) as write:
         for predicted in predictions:
             rows += 1
+            truncated += "truncated" in (predicted.answer or {})
             if predicted.answer is None:
                 failed += 1
                 first_error = first_error or f"line {predicted.row.line}: {predicted.error}"
@@ -130,7 +132,8 @@ def _print_file(predictions: "Iterator[PredictedRow]", name: str, as_json: bool)
     if failed == rows:
         reason = f"No row could be predicted. {first_error}" if rows else "there are no rows"
         raise BertVisionError(f"{name}: {reason}.")
-    log_failures(name, FilePredictionSummary(rows=rows, failed=failed, first_error=first_error))
+    summary = FilePredictionSummary(rows=rows, failed=failed, first_error=first_error, truncated=truncated)
+    log_summary(name, summary, max_tokens)
 
 
 def share(

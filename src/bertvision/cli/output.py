@@ -177,6 +177,12 @@ def answer(prediction: dict[str, Any]) -> str:
     if "answer" in prediction:
         text = repr(prediction["answer"]) if prediction["answer"] else "no answer"
         line = f"{text}  (no-answer probability {prediction['null_probability']:.3f})"
+    elif "labels" in prediction:
+        probabilities = prediction["probabilities"]
+        line = ", ".join(f"{label}  ({probabilities[label]:.3f})" for label in prediction["labels"]) or "no label"
+        if candidates:
+            others = [entry for entry in candidates if entry["label"] not in prediction["labels"]]
+            line += "".join(f"; not {entry['label']}  ({entry['probability']:.3f})" for entry in others)
     elif "label" in prediction:
         line = f"{prediction['label']}  ({prediction['probability']:.3f})"
         line += "".join(f", {entry['label']}  ({entry['probability']:.3f})" for entry in candidates[1:])

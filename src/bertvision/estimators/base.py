@@ -21,7 +21,7 @@ from bertvision.estimators.leaderboard import leaderboard_rows
 from bertvision.estimators.parameters import check_parameters, seed
 from bertvision.estimators.persistence import PersistenceMixin
 from bertvision.heads import HeadConfig
-from bertvision.inputs import Rows, examples_from_rows, read_items, read_rows
+from bertvision.inputs import Rows, examples_from_rows, read_items, read_rows, warn_truncated
 from bertvision.inputs.tables import as_items, as_table, columns_of_items
 from bertvision.pipeline import ExperimentResult, load_data, resolve, run_data
 from bertvision.pipeline.experiment import Experiment, check, merge
@@ -90,7 +90,7 @@ class BaseTextEstimator(PersistenceMixin, BaseEstimator, ABC):
         *,
         text: str | None = None,
         text_pair: str | None = None,
-        label: str | None = None,
+        label: str | Sequence[str] | None = None,
         eval_set: Any = None,
         groups: Any = None,
         sample_weight: Any = None,
@@ -101,10 +101,11 @@ class BaseTextEstimator(PersistenceMixin, BaseEstimator, ABC):
         Args:
             X: Texts: a list, array or Series of texts or of pairs of texts; or a DataFrame, a `datasets.Dataset` or
                 the path of a CSV, TSV, JSONL or Parquet file.
-            y: Labels: a list, array or Series; None if X has a column of labels.
+            y: Labels: a list, array or Series; None if X has a column of labels. A list of lists, or an array of 0
+                and 1 with a column for each label, means any number of labels per row (`TextClassifier`).
             text: The column of the texts, if X is a table. By default it is inferred from the names of the columns.
             text_pair: The column of the second texts, for pairs.
-            label: The column of the labels.
+            label: The column of the labels; or a list of columns of 0 and 1, one for each of several labels.
             eval_set: (X, y), or a table, for validation. By default a part of X is used.
             groups: A group for each row, or a column: rows of the same group are not split into training and
                 validation.
@@ -117,11 +118,12 @@ class BaseTextEstimator(PersistenceMixin, BaseEstimator, ABC):
             y,
             text=text,
             text_pair=text_pair,
-            label=label,
+            label=self._label_format(label),
             groups=groups,
             sample_weight=sample_weight,
             labelled=True,
         )
+        self._check_labels(rows)
         evaluation = None if eval_set is None else self._read_eval_set(eval_set, rows, label)
         start = self.run_ if self.warm_start and hasattr(self, "run_") else None
         return self._fit(rows, evaluation, callbacks, start)
@@ -148,7 +150,7 @@ class BaseTextEstimator(PersistenceMixin, BaseEstimator, ABC):
             y,
             text=text,
             text_pair=text_pair,
-            label=label,
+            label=self._label_format(label),
             groups=groups,
             sample_weight=sample_weight,
             labelled=True,
@@ -160,15 +162,22 @@ class BaseTextEstimator(PersistenceMixin, BaseEstimator, ABC):
         check_parameters(self.get_params(deep=False))
         check_callbacks(callbacks)
 
-    def _read_eval_set(self, eval_set: Any, rows: Rows, label: str | None) -> Rows:
+    def _label_format(self, label: str | Sequence[str] | None) -> Any:
+        """Return the column of the labels, with the separator of several labels in a string if there is one."""
+        return label
+
+    def _check_labels(self, rows: Rows) -> None:
+        """Raise an error if the labels of the training rows seem to be something else than what they are read as."""
+
+    def _read_eval_set(self, eval_set: Any, rows: Rows, label: str | Sequence[str] | None) -> Rows:
         """Read the validation rows. Tables have the columns of the training rows."""
         if isinstance(eval_set, tuple) and len(eval_set) == 2:
             texts, labels = eval_set
-            return self._read_rows(texts, labels, labelled=True)
+            return self._read_rows(texts, labels, label=self._label_format(None), labelled=True)
         if isinstance(eval_set, list) and len(eval_set) == 1 and isinstance(eval_set[0], tuple):
             return self._read_eval_set(eval_set[0], rows, label)  # as in XGBoost and LightGBM
         names = dict(zip(("text", "text_pair"), rows.text_names, strict=False))
-        return self._read_rows(eval_set, None, label=label or rows.label, labelled=True, **names)
+        return self._read_rows(eval_set, None, label=self._label_format(label or rows.label), labelled=True, **names)
 
     def _fit(self, rows: Rows, evaluation: Rows | None, callbacks: Sequence[Callback], start: Run | None) -> Self:
         """Train through the pipeline, and load the best head."""
@@ -213,6 +222,7 @@ class BaseTextEstimator(PersistenceMixin, BaseEstimator, ABC):
                 "encoder": encoder if isinstance(encoder, str) else encoder.name,
                 "heads": [str(self.head)],
                 "controls": self.controls,
+                "metric": self._metric(),
                 "seed": seed(self.random_state),
                 "precision": self.precision,
                 "data": {
@@ -246,6 +256,10 @@ class BaseTextEstimator(PersistenceMixin, BaseEstimator, ABC):
     @abstractmethod
     def _make_task(self, rows: Rows, start: Run | None) -> Task:
         """Return the task that the rows describe. `start` is the run that training continues with."""
+
+    def _metric(self) -> str:
+        """Return the metric by which epochs and heads are chosen. Empty: the primary metric of the task."""
+        return ""
 
     def _read_rows(self, X: Any, y: Any, **options: Any) -> Rows:
         """Read and check rows. The options are those of `read_rows`."""
@@ -295,6 +309,7 @@ class BaseTextEstimator(PersistenceMixin, BaseEstimator, ABC):
         if not items:
             return np.empty((0, self.model_.task.outputs), dtype=np.float32)
         features = self.model_.encode(items)
+        warn_truncated({"given": features}, self.model_.max_tokens)
         return self._predict(features).logits
 
     def _items(self, X: Any) -> list[Any]:
@@ -307,10 +322,14 @@ class BaseTextEstimator(PersistenceMixin, BaseEstimator, ABC):
         X = list(X) if isinstance(X, Iterator) else X
         table = as_table(X) or columns_of_items(as_items(X))
         task = self.model_.task
-        names: dict[str, str] = dict(zip(("text", "text_pair"), task.text_names, strict=False))
+        names: dict[str, Any] = dict(zip(("text", "text_pair"), task.text_names, strict=False))
         if y is None:
             names["label"] = getattr(task, "label", "")
         names = {key: name for key, name in names.items() if table.named and name in table.names}
+        label_columns = getattr(task, "label_columns", ())
+        if y is None and label_columns and table.named and set(label_columns) <= set(table.names):
+            names["label"] = label_columns
+        names["label"] = self._label_format(names.get("label"))
         return read_rows(X, y, sample_weight=sample_weight, labelled=True, **names)
 
     def __sklearn_tags__(self) -> Any:

@@ -1,7 +1,7 @@
 """Classification of texts and pairs of texts."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -15,7 +15,16 @@ from bertvision.encoders import Encoder
 from bertvision.errors import BertVisionError
 from bertvision.estimators.base import BaseTextEstimator
 from bertvision.heads import HeadConfig
-from bertvision.inputs import ClassLabelEncoder, Rows, task_from_rows, warn_joined_labels
+from bertvision.inputs import (
+    ClassLabelEncoder,
+    MultiLabelTask,
+    Rows,
+    SeparatedLabels,
+    examples_from_rows,
+    refuse_joined_labels,
+    task_from_rows,
+    warn_truncated,
+)
 from bertvision.runs import Run
 from bertvision.tasks import Task
 from bertvision.tasks.text import label_name
@@ -34,12 +43,22 @@ class TextClassifier(ClassifierMixin, BaseTextEstimator):
     >>> classifier.predict_proba(["a fine plot", "a dull plot"]).shape
     (2, 2)
 
+    Labels that are lists mean any number of labels per text: `predict` returns lists, and `predict_proba` the
+    probability of each label by itself. An array of 0 and 1 with a column for each label means the same; `predict`
+    then returns such an array.
+
     Args:
         encoder: The name of an encoder (`bertvision encoders` lists them), the name of a model on the Hugging Face Hub,
             the directory of a model, or an `Encoder`.
         fraction: Epochs of fine-tuning, e.g. 0.3. 0: the encoder is used as it is.
         head: The head: "default", a specification such as "adapter:size=32", or a `HeadConfig`.
         class_weight: "balanced", or weights by class, as in scikit-learn. None: all classes have the same weight.
+        label_separator: The text between several labels in a string, e.g. ",". "": a string is one label. None: labels
+            that seem to hold several are refused with a question.
+        metric: The metric by which epochs and heads are chosen, and which `score` returns: "accuracy",
+            "balanced_accuracy" or "macro_f1"; for two classes also "f1" or "matthews"; for several labels "micro_f1",
+            "macro_f1", "average_precision" or "accuracy" (all labels right). None: "accuracy"; for several labels
+            "micro_f1".
         validation_fraction: The fraction of the rows that is held out for validation if `fit` gets no `eval_set`.
         max_tokens: The largest number of tokens of an input. Longer texts are truncated. None: 128.
         controls: Whether to train the controls that `leaderboard_` shows: BERT's own kind of head, and the head on the
@@ -56,6 +75,8 @@ class TextClassifier(ClassifierMixin, BaseTextEstimator):
     """
 
     kind: ClassVar[str] = "classification"
+    _indicators: bool = False
+    """Whether labels were an array of 0 and 1, which `predict` then returns."""
 
     def __init__(
         self,
@@ -64,6 +85,8 @@ class TextClassifier(ClassifierMixin, BaseTextEstimator):
         fraction: float = 0.3,
         head: str | HeadConfig = "default",
         class_weight: str | Mapping[Any, float] | None = None,
+        label_separator: str | None = None,
+        metric: str | None = None,
         validation_fraction: float = 0.1,
         max_tokens: int | None = None,
         controls: bool = True,
@@ -91,19 +114,30 @@ class TextClassifier(ClassifierMixin, BaseTextEstimator):
             verbose=verbose,
         )
         self.class_weight = class_weight
+        self.label_separator = label_separator
+        self.metric = metric
 
-    def predict(self, X: Any) -> np.ndarray:
-        """Return the label of each row. (N,)"""
+    def predict(self, X: Any) -> Any:
+        """Return the label of each row (N,); a list of labels for each row if the classifier was fitted on lists."""
         logits = self._logits(X)
-        return self.label_encoder_.inverse_transform(logits.argmax(axis=1))
+        if not isinstance(task := self.model_.task, MultiLabelTask):
+            return self.label_encoder_.inverse_transform(logits.argmax(axis=1))
+        probabilities = task.probabilities(logits.astype(np.float64), self.model_.settings)
+        chosen = probabilities >= task.thresholds(self.model_.settings)
+        if self._indicators:
+            return chosen.astype(np.int64)
+        order = np.argsort(-probabilities, axis=1, kind="stable")
+        return [self.classes_[row[flags[row]]].tolist() for row, flags in zip(order, chosen, strict=True)]
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Return the probability of each class, in the order of `classes_`. (N, C)
 
         Probabilities are calibrated: logits are divided by a temperature that was fitted on the validation rows.
         """
-        temperature = self.model_.settings.get("temperature", 1.0) if hasattr(self, "model_") else 1.0
-        return softmax(self._logits(X).astype(np.float64) / temperature, axis=1)
+        logits = self._logits(X).astype(np.float64)
+        if isinstance(task := self.model_.task, MultiLabelTask):
+            return task.probabilities(logits, self.model_.settings)
+        return softmax(logits / self.model_.settings.get("temperature", 1.0), axis=1)
 
     def predict_log_proba(self, X: Any) -> np.ndarray:
         """Return the logarithm of the probability of each class. (N, C)"""
@@ -112,12 +146,25 @@ class TextClassifier(ClassifierMixin, BaseTextEstimator):
     def decision_function(self, X: Any) -> np.ndarray:
         """Return the logits (N, C); for two classes, the logit of the second class minus that of the first (N,)."""
         logits = self._logits(X)
-        return logits[:, 1] - logits[:, 0] if logits.shape[1] == 2 else logits
+        if logits.shape[1] == 2 and not self.model_.task.independent_outputs:
+            return logits[:, 1] - logits[:, 0]
+        return logits
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
-        """Return the accuracy. The labels are y, or the column of labels that X has."""
+        """Return the metric of the classifier, from 0 to 1: the accuracy if no other was chosen, or micro F1 for lists.
+
+        The labels are y, or the column of labels that X has.
+        """
         rows = self._read_labelled(X, y, sample_weight)
-        return float(accuracy_score(rows.labels, self.predict(rows.texts), sample_weight=rows.weights))
+        task = self.model_.task
+        if task.primary == "accuracy" and not task.independent_outputs:
+            return float(accuracy_score(rows.labels, self.predict(rows.texts), sample_weight=rows.weights))
+        if rows.weights is not None:
+            raise BertVisionError(f"`score` takes a sample_weight only if it returns the accuracy, not {task.primary}.")
+        examples, features = examples_from_rows(rows, task), self.model_.encode(rows.texts)
+        warn_truncated({"given": features}, self.model_.max_tokens)
+        answers = task.decode(self._predict(features), features, self.model_.settings)
+        return (task.compute_metric(task.outcomes(answers, examples), task.primary) or 0.0) / 100
 
     def _make_task(self, rows: Rows, start: Run | None) -> Task:
         classes = self._label_encoder(rows, start).classes_.tolist()
@@ -125,18 +172,48 @@ class TextClassifier(ClassifierMixin, BaseTextEstimator):
             raise BertVisionError(
                 f"A classifier needs two or more classes; all labels are of one class, {classes[0]!r}."
             )
-        warn_joined_labels(rows.labels or [])
-        task = task_from_rows(rows, kind=self.kind, name="text-classification", classes=classes)
+        if rows.has_label_lists and self.class_weight is not None:
+            raise BertVisionError("class_weight applies to one class per text, not to lists of labels.")
+        kind = "multi-label" if rows.has_label_lists else self.kind
+        task = task_from_rows(rows, kind=kind, name="text-classification", classes=classes)
         return replace(task, calibrated=True, keep_groups=True)
 
     def _label_encoder(self, rows: Rows, start: Run | None) -> ClassLabelEncoder:
         """Return the encoder of the labels: of new ones, or of those that training continues with."""
-        return ClassLabelEncoder().fit(rows.labels or [], rows.label_dtype) if start is None else self.label_encoder_
+        if start is not None:
+            return self.label_encoder_
+        labels = list(rows.label_names) or rows.flat_labels
+        if not labels:
+            raise BertVisionError("No row has a label; a classifier needs two or more classes.")
+        encoder = ClassLabelEncoder().fit(labels, rows.label_dtype)
+        if rows.label_names:  # in the order of the columns
+            encoder.classes_, encoder.names_ = np.array(labels), tuple(map(label_name, labels))
+        return encoder
+
+    def _label_format(self, label: str | Sequence[str] | None) -> Any:
+        return SeparatedLabels(label, self.label_separator) if self.label_separator else label
+
+    def _check_labels(self, rows: Rows) -> None:
+        if rows.has_label_lists or self.label_separator is not None:
+            return
+        refuse_joined_labels(
+            rows.labels or [],
+            f"{rows.source}: column {rows.label!r}" if rows.source else "y",
+            lambda separator: (
+                f"Use TextClassifier(label_separator={separator!r}) for several labels, or label_separator='' to keep "
+                "the combinations as classes."
+            ),
+        )
+
+    def _metric(self) -> str:
+        return self.metric or ""
 
     def _check_labels_are_known(self, rows: Rows) -> None:
         known = self.label_encoder_.names_
-        for row, label in enumerate(rows.labels or []):
-            if label_name(label) not in known:
+        for row, labels in enumerate(rows.labels or []):
+            for label in labels if rows.has_label_lists else [labels]:
+                if label_name(label) in known:
+                    continue
                 raise BertVisionError(
                     f"Row {row} has the new label {label!r}. The classifier knows the labels {', '.join(known)}. Fit a "
                     "new classifier for new labels."
@@ -157,3 +234,9 @@ class TextClassifier(ClassifierMixin, BaseTextEstimator):
     def _set_fitted_attributes(self, rows: Rows, start: Run | None) -> None:
         self.label_encoder_ = self._label_encoder(rows, start)
         self.classes_ = self.label_encoder_.classes_
+        self._indicators = bool(rows.label_names) and not rows.label_columns
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_label = True
+        return tags

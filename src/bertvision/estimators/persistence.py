@@ -40,6 +40,7 @@ class PersistenceMixin:
     classes_: np.ndarray
     verbose: int
     _columns: tuple[tuple[str, ...], str]
+    _indicators: bool
     _saved_leaderboard: list[dict[str, Any]]
     _validation_texts: list[tuple[str, ...]]
 
@@ -81,6 +82,7 @@ class PersistenceMixin:
         if classes := getattr(model.task, "classes", ()):
             estimator.label_encoder_ = _label_encoder(values.get("labels"), classes)
             estimator.classes_ = estimator.label_encoder_.classes_
+            estimator._indicators = bool(values.get("indicators", False))
         elif isinstance(model.task, TokenTask):
             estimator.classes_ = np.array(model.task.entity_types)
         return estimator
@@ -168,6 +170,7 @@ class PersistenceMixin:
             "parameters": _plain_parameters(parameters),
             "labels": None if labels is None else labels.to_dict(),
             "columns": None if columns is None else {"texts": list(columns[0]), "label": columns[1]},
+            "indicators": getattr(self, "_indicators", False),
             "leaderboard": self._leaderboard_rows(),
             "history": self.history_,
         }

@@ -15,14 +15,7 @@ from bertvision.types import HeadShape
 
 
 def adapter(
-    shape: HeadShape,
-    size: int,
-    *,
-    skip: bool = False,
-    shared: bool = True,
-    norm: bool = False,
-    init_std: float = 1e-3,
-    **options: Any,
+    shape: HeadShape, size: int, *, skip: bool = False, shared: bool = True, norm=False, init_std=1e-3, **options: Any
 ) -> Head:
     """Build a head that concatenates the adapter outputs of all layers."""
     adapters = Adapter(shape.num_channels, shape.hidden_size, size, shared=shared, norm=norm, init_std=init_std)

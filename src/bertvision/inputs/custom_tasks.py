@@ -2,13 +2,16 @@
 
 import logging
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from bertvision.errors import BertVisionError
-from bertvision.inputs.notices import refuse_joined_labels
-from bertvision.tasks.reading import read_table
+from bertvision.inputs.bad_rows import check_examples, drop_missing
+from bertvision.inputs.label_lists import label_frequencies, read_label_lists, refuse_joined_labels
+from bertvision.inputs.labels import check_labels
+from bertvision.inputs.multi_label import METRICS, MultiLabelTask, parse_labels
+from bertvision.tasks.reading import Table, read_table
 from bertvision.tasks.squad import SquadTask
 from bertvision.tasks.text import TextTask, as_number, label_name
 from bertvision.tasks.user_files import UserFiles
@@ -18,7 +21,16 @@ from bertvision.token_tasks.reading import CONLL_ENDINGS, read_tagged_file, spli
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-KINDS = ("auto", "classification", "regression", "squad2", "squad2-answerable", "tokens", "tokens-iob1")
+KINDS = (
+    "auto",
+    "classification",
+    "multi-label",
+    "regression",
+    "squad2",
+    "squad2-answerable",
+    "tokens",
+    "tokens-iob1",
+)
 MOST_CLASSES = 20
 """Integer labels with more distinct values than this are read as scores."""
 
@@ -29,6 +41,7 @@ def task_from_files(
     text: str = "text",
     text_pair: str = "",
     label: str = "label",
+    label_separator: str = "",
     kind: str = "auto",
     name: str = "",
     reserved: Collection[str] = (),
@@ -39,7 +52,8 @@ def task_from_files(
         files: Paths of the training, dev and validation files.
         text: Column of the text, or of the first text of a pair.
         text_pair: Column of the second text. Empty: there is one text.
-        label: Column of the label.
+        label: Column of the label; or several columns of 0 and 1, one for each of several labels: "toxic,insult".
+        label_separator: The text between the labels of a row, e.g. ",". Empty: each row has one label, or a list.
         kind: One of `KINDS`. "auto" infers the kind from the file's ending and the labels.
         name: Name of the task. Empty: made from the name of the training file.
         reserved: Names that the task must not have, e.g. those of built-in tasks.
@@ -49,7 +63,7 @@ def task_from_files(
     path = Path(files.train)
     name = _task_name(name, path, reserved)
     if path.suffix.lower() == ".json" or kind.startswith("squad2"):
-        if kind in ("classification", "regression"):
+        if kind in ("classification", "multi-label", "regression"):
             raise BertVisionError(
                 f"{path} is read as SQuAD, which is not {kind}. Save rows of JSON in a file that ends in .jsonl."
             )
@@ -60,12 +74,26 @@ def task_from_files(
     columns = (text, text_pair) if text_pair else (text,)
     table = read_table(path)
     list(table.pick(columns))  # a missing text column is the likelier mistake, so it is reported first
+    label_columns = () if label in table.columns else tuple(part.strip() for part in label.split(","))
+    may_be_empty = kind == "multi-label" or label_separator or len(label_columns) > 1
+    if kind == "auto" and not may_be_empty:
+        _ask_about_joined_labels(table, label)
+    table = drop_missing(table, columns, () if may_be_empty else (label,), skip=files.skip_bad)
+    task = _infer_task(table, kind, label, label_separator, {"name": name, "texts": columns, "data_source": files})
+    check_examples(task, table, skip=files.skip_bad)
+    for other in (files.dev, files.validation):
+        if other:
+            check_examples(task, task.read_rows(Path(other)), skip=files.skip_bad)
+    return task
+
+
+def _infer_task(table: Table, kind: str, label: str, separator: str, fields: Mapping[str, Any]) -> TextTask:
+    """Return the task that the labels of the training rows suggest. `fields` do not depend on the labels."""
+    if kind != "regression" and (found := _several_labels(table, label, separator, kind)) is not None:
+        return MultiLabelTask(**fields, **found)
     labels = [value for _, (value,) in table.pick([label])]
     check_labels(labels, lambda row, why: table.refuse(table.lines[row], why), f"column {label!r}")
-    if kind == "auto":
-        refuse_joined_labels(labels, f"{path}: column {label!r}")
-    outputs = infer_outputs(labels, kind, source=str(path))
-    return TextTask(name=name, texts=columns, label=label, data_source=files, **outputs)
+    return TextTask(**fields, label=label, **infer_outputs(labels, kind, source=table.source))
 
 
 def token_task_from_file(files: UserFiles, *, text: str, label: str, scheme: str, name: str) -> TokenTask:
@@ -111,17 +139,49 @@ def infer_outputs(
     }
 
 
-def check_labels(labels: Sequence[Any], refuse: Callable[[int, str], NoReturn], what: str) -> None:
-    """Refuse empty labels, and NaN or infinite labels among numbers. `refuse` takes the row and the reason."""
-    for row, value in enumerate(labels):
-        if value is None or not label_name(value):
-            refuse(row, f"{what} is empty where a label was expected.")
-    others = [row for row, value in enumerate(labels) if as_number(value) is None]
-    not_finite = ("nan", "inf", "infinity")
-    if len(others) < len(labels) and all(label_name(labels[row]).lower().lstrip("+-") in not_finite for row in others):
-        for row in others:
-            name = label_name(labels[row])
-            refuse(row, f"{what} holds {name!r}, but all other labels are numbers. Correct or remove this row.")
+def _ask_about_joined_labels(table: Table, label: str) -> None:
+    """Raise an error if the strings of a column seem to hold several labels each."""
+    refuse_joined_labels(
+        [value for _, (value,) in table.pick([label])],
+        f"{table.source}: column {label!r}",
+        lambda separator: (
+            f"Give --label-separator {separator!r} for several labels, or --kind classification to keep the "
+            "combinations as classes."
+        ),
+    )
+
+
+def _several_labels(table: Table, label: str, separator: str, kind: str) -> dict[str, Any] | None:
+    """Return the fields of a `MultiLabelTask` if the rows of a file have several labels, else None."""
+    names = tuple(part.strip() for part in label.split(","))
+    if len(names) > 1 and label not in table.columns:
+        list(table.pick(names))
+        logger.info(f"The columns {', '.join(names)} of {table.source} are read as {len(names)} labels.")
+        return multi_label_fields([names], table.source) | {"label_columns": names}
+    values = [value for _, (value,) in table.pick([label])]
+    lists = read_label_lists(values, lambda row, why: table.refuse(table.lines[row], why))
+    if lists is None and not separator and kind != "multi-label":
+        return None
+    if kind == "classification":
+        raise BertVisionError(
+            f"{table.source}: column {label!r} holds several labels per row, which is not classification into one "
+            "class. Use --kind multi-label."
+        )
+    labels = [
+        parse_labels(value, separator, lambda why, line=line: table.refuse(line, why))
+        for line, value in zip(table.lines, values, strict=True)
+    ]
+    logger.info(f"The labels of {table.source} are read as several per row: {label_frequencies(labels)}.")
+    return multi_label_fields(labels, table.source) | {"label": label, "label_separator": separator}
+
+
+def multi_label_fields(labels: Sequence[Sequence[Any]], source: str, classes: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the fields of a `MultiLabelTask` that follow from its labels: `classes`, `metrics` and `summary`."""
+    classes = tuple(classes) or tuple(_sorted_classes([label for row in labels for label in row]))
+    if len(classes) < 2:
+        raise BertVisionError(f"{source} holds {len(classes)} different label(s); training needs two or more.")
+    summary = f"Any of {len(classes)} labels for each text, from {Path(source).name}"
+    return {"summary": summary, "classes": classes, "metrics": METRICS}
 
 
 def _task_name(name: str, path: Path, reserved: Collection[str]) -> str:

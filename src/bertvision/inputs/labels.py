@@ -12,7 +12,7 @@ import numpy as np
 from sklearn.exceptions import DataConversionWarning
 
 from bertvision.errors import BertVisionError
-from bertvision.inputs.custom_tasks import check_labels
+from bertvision.inputs.label_lists import is_indicator_array, read_indicators, read_label_lists, split_labels
 from bertvision.inputs.tables import Columns, describe, is_missing, refuse_row, to_list
 from bertvision.tasks.base import Span
 from bertvision.tasks.reading import question
@@ -86,18 +86,25 @@ class ClassLabelEncoder:
 
 
 def read_labels(
-    columns: Columns, y: Any, name: str | None, texts: Sequence[tuple[str, ...]]
+    columns: Columns, y: Any, name: str | None, texts: Sequence[tuple[str, ...]], separator: str = ""
 ) -> tuple[list[Any], np.dtype | None]:
-    """Return the labels as Python values, and their NumPy type."""
+    """Return the labels as Python values, and their NumPy type. With a separator, strings hold several labels."""
     column = columns.get(name) if name else y
     what = f"column {name!r}" if name else "the label"
     if len(shape := getattr(column, "shape", ())) == 2 and shape[1] == 1:
         message = "A column-vector y was passed when a 1d array was expected. Change its shape with y.ravel()."
         warnings.warn(message, DataConversionWarning, stacklevel=3)
         column = np.asarray(column).ravel()
+    if is_indicator_array(column):
+        lists = read_indicators(_columns_of(column, len(texts)), columns.refuse)
+        return list(lists), None
     labels = columns.read(column, len(texts), "labels")
-    if labels and all(_is_spans(label) for label in labels):
+    if labels and all(_is_spans(label) for label in labels) and any(labels):
         return _locate_answers(columns, labels, texts), None
+    if (lists := read_label_lists(labels, columns.refuse)) is not None:
+        return list(lists), None
+    if separator:
+        return list(split_labels(labels, separator, columns.refuse)), None
     if columns.untyped and name:
         column = labels = _parse_values(labels)
     for row, label in enumerate(labels):
@@ -108,6 +115,35 @@ def read_labels(
     check_labels(labels, columns.refuse, what)
     labels = [float(label) if isinstance(label, Decimal) else label for label in labels]
     return labels, np.asarray(column if hasattr(column, "dtype") else labels).dtype
+
+
+def check_labels(labels: Sequence[Any], refuse: Callable[[int, str], NoReturn], what: str) -> None:
+    """Refuse empty labels, and NaN or infinite labels among numbers. `refuse` takes the row and the reason."""
+    for row, value in enumerate(labels):
+        if value is None or not label_name(value):
+            refuse(row, f"{what} is empty where a label was expected.")
+    others = [row for row, value in enumerate(labels) if as_number(value) is None]
+    not_finite = ("nan", "inf", "infinity")
+    if len(others) < len(labels) and all(label_name(labels[row]).lower().lstrip("+-") in not_finite for row in others):
+        for row in others:
+            name = label_name(labels[row])
+            refuse(row, f"{what} holds {name!r}, but all other labels are numbers. Correct or remove this row.")
+
+
+def indicator_names(labels: Any) -> tuple[Any, ...]:
+    """Return the names or numbers of the columns of a table or array of 0 and 1; () for other labels."""
+    if not is_indicator_array(labels):
+        return ()
+    return tuple(labels.columns) if hasattr(labels, "columns") else tuple(range(labels.shape[1]))
+
+
+def _columns_of(table: Any, rows: int) -> dict[Any, list[Any]]:
+    """Return the columns of a table of 0 and 1 by name."""
+    names = indicator_names(table)
+    array = np.asarray(table.toarray() if hasattr(table, "toarray") else table)
+    if len(array) != rows:
+        raise BertVisionError(f"There are {rows:,} rows, but {len(array):,} rows of labels.")
+    return {name: array[:, position].tolist() for position, name in enumerate(names)}
 
 
 def _parse_values(values: Sequence[str]) -> list[Any]:

@@ -8,8 +8,10 @@ from typing import Any, NoReturn
 import numpy as np
 
 from bertvision.errors import BertVisionError
-from bertvision.inputs.custom_tasks import infer_outputs
-from bertvision.inputs.labels import ClassLabelEncoder, class_index, read_labels, score
+from bertvision.inputs.custom_tasks import infer_outputs, multi_label_fields
+from bertvision.inputs.label_lists import SeparatedLabels, is_list
+from bertvision.inputs.labels import ClassLabelEncoder, class_index, indicator_names, read_labels, score
+from bertvision.inputs.multi_label import MultiLabelTask
 from bertvision.inputs.tables import (
     Columns,
     as_items,
@@ -20,7 +22,7 @@ from bertvision.inputs.tables import (
     refuse_row,
     to_list,
 )
-from bertvision.tasks.base import Example, Task
+from bertvision.tasks.base import Example, Span, Task
 from bertvision.tasks.text import TextTask, as_number, label_name
 from bertvision.token_tasks import TokenTask
 from bertvision.token_tasks.words import WordSpans
@@ -33,11 +35,16 @@ class Rows:
     texts: list[tuple[str, ...]]
     """One text, or two for pairs. No text is empty."""
     labels: list[Any] | None = None
-    """Labels as plain Python values, or None for unlabelled data. For SQuAD, tuples of `Span`; for words, of tags."""
+    """Labels as plain Python values, or None for unlabelled data. For SQuAD, tuples of `Span`; for words, of tags. For
+    several labels per row, tuples of labels."""
     text_names: tuple[str, ...] = ("text",)
     """The columns of the texts. ("text",) or ("text", "text_pair") for data without columns."""
     label: str = "label"
     """The column of the labels."""
+    label_columns: tuple[str, ...] = ()
+    """Several columns of 0 and 1, one for each label."""
+    label_names: tuple[Any, ...] = ()
+    """The labels of `label_columns` or of the columns of an array of 0 and 1, in their order."""
     groups: list[str] | None = None
     weights: np.ndarray | None = None
     """float64 (N,): finite, not negative, and not all zero."""
@@ -55,6 +62,20 @@ class Rows:
     def __len__(self) -> int:
         return len(self.texts)
 
+    @property
+    def has_label_lists(self) -> bool:
+        """Whether the rows have several labels."""
+        labels = self.labels or []
+        return any(is_list(label) for label in labels) and not any(
+            isinstance(part, Span) for label in labels if is_list(label) for part in label
+        )
+
+    @property
+    def flat_labels(self) -> list[Any]:
+        """The labels of all rows in one list."""
+        labels = self.labels or []
+        return [part for label in labels for part in label] if self.has_label_lists else list(labels)
+
     def refuse(self, row: int, why: str) -> NoReturn:
         """Raise the error about one row."""
         refuse_row(self.source, self.lines, row, why)
@@ -66,7 +87,7 @@ def read_rows(
     *,
     text: str | None = None,
     text_pair: str | None = None,
-    label: str | None = None,
+    label: str | Sequence[str] | SeparatedLabels | None = None,
     groups: Any = None,
     sample_weight: Any = None,
     labelled: bool | None = None,
@@ -88,26 +109,30 @@ def read_rows(
         y: The labels, or the name of the column of the labels.
         text: Column of the text, or of the first text of a pair. If not given, it is inferred from the column names.
         text_pair: Column of the second text of a pair.
-        label: Column of the labels, inferred like `text`. `ClassLabel` features become class names.
+        label: Column of the labels, inferred like `text`. `ClassLabel` features become class names. Several columns
+            hold 0 or 1, one for each of several labels. `SeparatedLabels` are strings that hold several.
         groups: A group for each row, or the name of a column.
         sample_weight: A weight for each row, or the name of a column.
         labelled: True: labels are required. False: labels are not read. None: labels are read if there are any.
     """
     columns = as_table(data) or columns_of_items(as_items(data))
+    label, y, separator = _label_format(columns, y, label)
     if not columns.named and labelled is not False and (name := text or text_pair or label):
         raise BertVisionError(f"The data has no columns, so {name!r} cannot be looked up. Give a table, or no names.")
-    taken = [name for name in (groups, sample_weight) if isinstance(name, str)]
+    taken = [name for name in (groups, sample_weight, *getattr(y, "columns", ())) if isinstance(name, str)]
     label = _label_column(columns, y, label, taken, labelled)
     text_names = columns.text_columns(text, text_pair, [*taken, *([label] if label else [])])
     texts = _check_texts(columns, text_names)
     labels, dtype = None, None
     if label or (y is not None and labelled is not False):
-        labels, dtype = read_labels(columns, y, label, texts)
+        labels, dtype = read_labels(columns, y, label, texts, separator)
     return Rows(
         texts=texts,
         labels=labels,
         text_names=text_names,
         label=label or "label",
+        label_columns=tuple(y.columns) if isinstance(y, _LabelColumns) else (),
+        label_names=indicator_names(y) if labels is not None else (),
         groups=read_groups(columns, groups, len(texts)),
         weights=read_weights(columns, sample_weight, len(texts)),
         label_dtype=dtype,
@@ -125,15 +150,21 @@ def task_from_rows(
 
     Args:
         rows: Rows with labels.
-        kind: "classification", "regression", or "auto" to infer it from the labels.
+        kind: "classification", "multi-label", "regression", or "auto" to infer it from the labels.
         name: Name of the task.
         classes: All classes in the order of the logits. None: the classes that occur in the labels.
     """
     if rows.labels is None:
         raise BertVisionError("A task needs labels. Give them as y, or as the column `label` of a table.")
-    if kind not in ("auto", "classification", "regression"):
-        raise BertVisionError(f"Unknown kind {kind!r}. Known: auto, classification, regression.")
+    if kind not in ("auto", "classification", "multi-label", "regression"):
+        raise BertVisionError(f"Unknown kind {kind!r}. Known: auto, classification, multi-label, regression.")
     names = None if classes is None else [label_name(value) for value in classes]
+    if rows.has_label_lists:
+        if kind == "regression":
+            rows.refuse(0, f"the label is {describe(rows.labels[0])}; a regression needs a number.")
+        fields = multi_label_fields(rows.labels, rows.source or "the data", names or ())
+        fields |= {"label": rows.label, "label_columns": rows.label_columns}
+        return MultiLabelTask(name=name, texts=rows.text_names, **fields)
     if names is None and kind != "regression":
         names = ClassLabelEncoder().fit(rows.labels).names_
     outputs = infer_outputs(rows.labels, kind, source=rows.source or "the data", classes=names)
@@ -151,7 +182,12 @@ def examples_from_rows(rows: Rows, task: Task) -> list[Example]:
         index = {name: position for position, name in enumerate(task.classes)}
         for row, label in enumerate(rows.labels):
             refuse = partial(rows.refuse, row)
-            labels[row] = class_index(label, index, refuse) if index else score(label, refuse)
+            if isinstance(task, MultiLabelTask):
+                labels[row] = tuple(
+                    sorted({class_index(name, index, refuse) for name in (label if is_list(label) else [label])})
+                )
+            else:
+                labels[row] = class_index(label, index, refuse) if index else score(label, refuse)
     if isinstance(task, TokenTask):
         for row, tags in enumerate(rows.labels or []):
             if unknown := next((tag[2:] for tag in tags if tag not in task.tags), ""):
@@ -234,6 +270,28 @@ def _check_texts(columns: Columns, names: Sequence[str]) -> list[tuple[str, ...]
     if not texts[0]:
         raise BertVisionError(f"{columns.source or 'The data'} holds no rows.")
     return [tuple(map(str, row)) for row in zip(*texts, strict=True)]
+
+
+def _label_format(columns: Columns, y: Any, label: Any) -> tuple[str | None, Any, str]:
+    """Return the column of the labels, else the labels themselves, and the separator of labels in strings."""
+    separator = ""
+    if isinstance(label, SeparatedLabels):
+        label, separator = label.column, label.separator
+    if label is not None and not isinstance(label, str):
+        return None, _LabelColumns(columns, label), separator
+    return label, y, separator
+
+
+class _LabelColumns:
+    """Several columns of 0 and 1 as a table of labels."""
+
+    def __init__(self, columns: Columns, names: Sequence[str]):
+        self.columns = [columns.check(name) for name in names]
+        self.values = [to_list(columns.get(name)) for name in self.columns]
+        self.shape = (len(self.values[0]) if names else 0, len(names))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self.values, dtype=object).T
 
 
 def _label_column(

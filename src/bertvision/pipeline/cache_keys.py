@@ -122,6 +122,8 @@ def head_training_settings(data: ExperimentData, checkpoint: "Checkpoint", start
     }
     if experiment.label_fraction != 1:
         settings["label_fraction"] = experiment.label_fraction
+    if experiment.metric:
+        settings["metric"] = experiment.metric
     if data.train.features.weights is not None:
         settings["weights"] = fingerprint(data.train)
     if start is not None:
@@ -157,13 +159,19 @@ def head_resume_file(
 
 def bert_run(data: ExperimentData) -> str:
     """Return the name of the run directory of BERT itself."""
-    return f"bert-{value_hash(fingerprint(data.dev))}"
+    return f"bert-{value_hash(_scored(data))}"
+
+
+def _scored(data: ExperimentData) -> Any:
+    """Return what the scores of a run depend on: the rows that are scored, and the metric if one was chosen."""
+    metric = data.experiment.metric
+    return [fingerprint(data.dev), metric] if metric else fingerprint(data.dev)
 
 
 def evaluated_run(data: ExperimentData, run: Run) -> str:
     """Return the name of the run directory of a trained head at another checkpoint."""
     label = slug(run.directory.name.rpartition("-")[0])
-    return f"{label}-evaluated-{value_hash([run.directory.name, fingerprint(data.dev)])}"
+    return f"{label}-evaluated-{value_hash([run.directory.name, _scored(data)])}"
 
 
 def untrained_run(data: ExperimentData, config: HeadConfig) -> str:
@@ -175,15 +183,8 @@ def epoch_runs(
     data: ExperimentData, checkpoint: "Checkpoint", config: HeadConfig, training: TrainingConfig
 ) -> tuple[list[str], str]:
     """Return the names of the run directories of a head after each epoch, and the key of its training."""
-    key = value_hash(
-        [
-            str(config),
-            _training_settings(training),
-            data.experiment.seed,
-            checkpoint.encoder_hash,
-            fingerprint(data.dev),
-        ]
-    )
+    settings = _training_settings(training)
+    key = value_hash([str(config), settings, data.experiment.seed, checkpoint.encoder_hash, _scored(data)])
     label = head_label(data, config)
     return [f"{label}-epoch{epoch}-{key}" for epoch in range(1, round(training.epochs) + 1)], key
 

@@ -9,6 +9,7 @@ from bertvision import devices, heads
 from bertvision.encoders import EncoderInfo
 from bertvision.errors import BertVisionError, lookup
 from bertvision.heads import HeadConfig
+from bertvision.inputs import with_primary_metric
 from bertvision.pipeline.experiment import Experiment, SpanConfig, resolve_fractions
 from bertvision.pipeline.state_requests import MODES
 from bertvision.states import FORMATS
@@ -44,6 +45,7 @@ class PipelineConfig:
 def resolve(experiment: Experiment, task: Task, encoder: EncoderInfo) -> PipelineConfig:
     """Fill in every default of an experiment. Nothing is read or written."""
     experiment, task = resolve_fractions(experiment), _with_span_settings(task, experiment.span)
+    task = with_primary_metric(task, experiment.metric)
     lookup(MODES, experiment.states, "source of states")
     lookup(FORMATS, experiment.store.dtype, "type of stored states")
     trained = heads.resolve_heads(experiment.heads, task.example_kind)

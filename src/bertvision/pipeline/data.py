@@ -16,7 +16,13 @@ from bertvision.cpu_optimizations import use_cpu_optimizations
 from bertvision.encoders import Encoder, load_encoder_info
 from bertvision.errors import BertVisionError, lookup
 from bertvision.heads import HeadConfig
-from bertvision.inputs import task_from_files, warn_truncated
+from bertvision.inputs import (
+    require_own_files,
+    split_by_time,
+    task_from_files,
+    warn_data,
+    warn_truncated,
+)
 from bertvision.near_duplicates import text_groups
 from bertvision.pipeline.config import PipelineConfig, resolve
 from bertvision.pipeline.experiment import SPLITS, DataConfig, Experiment, TrainingConfig
@@ -176,10 +182,13 @@ def find_task(experiment: Experiment) -> Task:
     data = experiment.data
     if data.train_file:
         return task_from_files(
-            UserFiles(train=data.train_file, dev=data.dev_file, validation=data.validation_file),
+            UserFiles(
+                train=data.train_file, dev=data.dev_file, validation=data.validation_file, skip_bad=data.skip_bad
+            ),
             text=data.text,
             text_pair=data.text_pair,
             label=data.label,
+            label_separator=data.label_separator,
             kind=data.kind,
             name=experiment.task,
             reserved=TASKS,
@@ -201,6 +210,9 @@ def load_data(config: PipelineConfig, splits: DataSplits | None = None) -> Exper
     task, settings = config.task, config.experiment.data
     if splits is None:
         splits = task.load(DataRequest(data_dir=settings.data_dir, source=settings.source))
+        if settings.time:
+            own = require_own_files(task, settings.time)
+            splits = split_by_time(own, settings.time, splits, settings.validation_fraction)
     train_count = max(2, round(settings.train_fraction * len(splits.train))) if settings.train_fraction < 1 else 0
     train = task.sample(splits.train, settings.limit or train_count, settings.split_seed)
     if splits.validation is None:
@@ -211,12 +223,26 @@ def load_data(config: PipelineConfig, splits: DataSplits | None = None) -> Exper
     if settings.class_weight:
         train = _balance(task, train)
     validation_split = _tokenize(config, validation)
-    train_split, dev_split = _tokenize(config, train), _tokenize(config, dev) if dev else validation_split
-    parts = {"training": train_split, "validation": validation_split} | ({"dev": dev_split} if dev else {})
-    warn_truncated(task, {name: split.features for name, split in parts.items()}, config.max_tokens)
-    return ExperimentData(
-        config=config, source=splits.source, train=train_split, validation=validation_split, dev=dev_split
+    loaded = ExperimentData(
+        config=config,
+        source=splits.source,
+        train=_tokenize(config, train),
+        validation=validation_split,
+        dev=_tokenize(config, dev) if dev else validation_split,
     )
+    _warn_truncated(loaded)
+    warn_data(task, loaded.train.examples, loaded.validation.examples, loaded.dev.examples if dev else [])
+    return loaded
+
+
+def _warn_truncated(data: ExperimentData) -> None:
+    """Log how many texts are cut."""
+    features = {"training": data.train.features} | {name: split.features for name, split in data.held_out.items()}
+    if data.dev is data.validation:
+        del features["dev"]
+    most = data.config.encoder.max_tokens
+    advice = f"`max_tokens` may be up to {most} for this encoder."
+    warn_truncated(features, data.max_tokens, advice)
 
 
 def split_validation(task: Task, examples: list[Example], settings: DataConfig) -> tuple[list[Example], list[Example]]:
@@ -232,8 +258,8 @@ def split_validation(task: Task, examples: list[Example], settings: DataConfig) 
 
 def _balance(task: Task, examples: list[Example]) -> list[Example]:
     """Weight training examples so that all classes have the same total weight, and the mean weight stays the same."""
-    if task.outputs == 1:
-        raise BertVisionError(f"data.class_weight is for tasks with classes; {task.name} predicts a score.")
+    if task.outputs == 1 or task.independent_outputs:
+        raise BertVisionError(f"data.class_weight is for tasks with classes, one per row, unlike {task.name}.")
     classes = task.strata(examples)
     weights = compute_sample_weight("balanced", classes)
     return [replace(row, weight=row.weight * float(weight)) for row, weight in zip(examples, weights, strict=True)]

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from bertvision.ensembles import combine
+from bertvision.inputs import calibration_errors
 from bertvision.pipeline import cache_keys
 from bertvision.pipeline.data import ExperimentData, Split
 from bertvision.pipeline.finetuning import Checkpoint
@@ -45,7 +46,10 @@ def ensemble(data: ExperimentData, directory: Path, members: Sequence[Run], meth
         return Run(directory)
     predictions = {
         split: combine(
-            [member.predictions(split) for member in members], method, tags=data.task.example_kind == "tokens"
+            [member.predictions(split) for member in members],
+            method,
+            independent=data.task.independent_outputs,
+            tags=data.task.example_kind == "tokens",
         )
         for split in ("validation", "dev")
     }
@@ -73,7 +77,7 @@ def rescore(data: ExperimentData, run: Run) -> dict[str, float]:
     task, dev, settings = data.task, data.dev, run.metrics.decoding
     predictions = run.predictions()
     scores = task.score(task.decode(predictions, dev.features, settings), dev.examples)
-    return scores | task.calibration(predictions, dev.features, settings, dev.examples)
+    return scores | calibration_errors(task, predictions, dev.features, settings, dev.examples)
 
 
 def validation_scores(
@@ -112,7 +116,7 @@ def _measure(
         validation_scores=scores["validation"],
         validation_score=validation_score(data, data.validation, predictions["validation"]),
         decoding=settings,
-        calibration=task.calibration(predictions["dev"], data.dev.features, settings, data.dev.examples),
+        calibration=calibration_errors(task, predictions["dev"], data.dev.features, settings, data.dev.examples),
         **vars(summary),
     )
     return metrics, outcomes

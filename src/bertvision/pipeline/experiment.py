@@ -55,8 +55,15 @@ class DataConfig:
     text: str = "text"
     text_pair: str = ""
     label: str = "label"
+    """The column of the labels; or several columns of 0 and 1: "toxic,insult"."""
+    label_separator: str = ""
+    """The text between several labels of a row, e.g. ","."""
     kind: str = "auto"
-    """"classification", "regression" or "auto"."""
+    """"classification", "multi-label", "regression" or "auto"."""
+    skip_bad: bool = False
+    """Whether rows without text or label are skipped. They are an error otherwise."""
+    time: str = ""
+    """A column of times: the newest rows are scored and chosen on, instead of random ones."""
     class_weight: str = ""
     """"balanced": training rows have weights, so that all classes count alike; for questions, those with and without an
     answer. Empty: all rows count alike."""
@@ -116,6 +123,8 @@ class Experiment:
     """Where hidden states come from: computed once and held in "memory", or in a "store" on disk, or computed in every
     epoch ("stream"). "auto": in memory if they are few, else whichever of the others is faster in a short trial."""
     store: StoreConfig = StoreConfig()
+    metric: str = ""
+    """The metric by which epochs and heads are chosen, e.g. "macro_f1". Empty: the primary metric of the task."""
     seed: int = 0
     """The seed of the initial weights, the order of the rows and dropout. With another number of threads
     (OMP_NUM_THREADS) sums are rounded differently, so the same seed gives slightly different results."""

@@ -20,6 +20,7 @@ from typing import Any
 from bertvision import distributed
 from bertvision.errors import BertVisionError
 from bertvision.files import write_json
+from bertvision.inputs import warn_one_answer
 from bertvision.pipeline import cache_keys
 from bertvision.pipeline.data import ExperimentData, prepare
 from bertvision.pipeline.evaluation import ensemble, evaluate
@@ -84,6 +85,7 @@ def run_data(data: ExperimentData, root: Path, *, start: Run | None = None) -> E
     last = [run for run in trained if run.record.fraction == max(run.record.fraction for run in trained)]
     best = choose_best(last) if last else max(runs, key=lambda run: run.validation_score)
     result = ExperimentResult(runs, best, cache_keys.results_file(checkpoints.directory, runs))
+    warn_one_answer(data.task, best.outcomes(), best.name)
     if distributed.is_main_process():
         values = {"experiment": data.experiment.to_dict(), "source": data.source, "rows": result.to_rows()}
         write_json(result.file, values)

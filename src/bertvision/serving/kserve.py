@@ -82,6 +82,7 @@ DATATYPES = {str: "BYTES", float: "FP64", int: "INT64"}
 MAIN_OUTPUTS = {
     "span": ("answer", "BYTES"),
     "class": ("label", "BYTES"),
+    "labels": ("labels", "BYTES"),
     "score": ("score", "FP64"),
     "entities": ("entities", "BYTES"),
 }
@@ -106,16 +107,18 @@ def items_from_tensors(request: Infer, model: TrainedModel) -> list[Any]:
 
 
 def tensors_from_answers(answers: list[dict[str, Any]]) -> list[Output]:
-    """Convert answers to output tensors. The probabilities of all classes are one tensor, entities are JSON."""
+    """Convert answers to output tensors. The probabilities of all classes are one tensor; labels, entities are JSON."""
     outputs = []
     for name, first in answers[0].items():
+        if name == "truncated":
+            continue  # not every answer has this key
         values = [answer[name] for answer in answers]
         if name == "probabilities":
             classes = list(first)
             data = [value for row in values for value in row.values()]
             shape, parameters = [len(answers), len(classes)], {"classes": classes}
             outputs.append(Output(name=name, shape=shape, datatype="FP64", data=data, parameters=parameters))
-        elif name == "entities":
+        elif name in ("entities", "labels"):
             data = [json.dumps(value, ensure_ascii=False) for value in values]
             outputs.append(Output(name=name, shape=[len(answers)], datatype="BYTES", data=data))
         elif isinstance(first, str | int | float):

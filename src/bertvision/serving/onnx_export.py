@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from bertvision.errors import BertVisionError
 from bertvision.files import atomic_directory, file_hash, write_json
+from bertvision.inputs import LabelSet
 from bertvision.onnx_model import FORMAT, GRAPH, MANIFEST, is_exported, onnxruntime, quantize
 from bertvision.records import ExportRecord
 from bertvision.runs import Run, slug
@@ -176,10 +177,10 @@ def compare(name: str, original: TrainedModel, exported: TrainedModel, examples:
 
 
 def _equal(first: Any, second: Any) -> bool:
-    """Compare answers: spans by position, classes and tags exactly, regression scores up to rounding."""
+    """Compare answers: spans by position, classes, sets of labels and tags exactly, scores up to rounding."""
     if isinstance(first, Answer) and isinstance(second, Answer):
         return (first.start, first.end) == (second.start, second.end)
-    return first == second if isinstance(first, tuple) else abs(first - second) < 1e-3
+    return first == second if isinstance(first, tuple | LabelSet) else abs(first - second) < 1e-3
 
 
 def _write_run(model: TrainedModel, place: Path, number: int, outputs: Mapping[str, str]) -> str:

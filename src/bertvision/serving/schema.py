@@ -83,10 +83,11 @@ class EntitySchema(BaseModel):
 
 
 class AnswerSchema(BaseModel):
-    """A class, a score, a span of the context, or entities. Fields that do not apply to a task are left out."""
+    """A class, several labels, a score, a span or entities. Fields that do not apply to a task are left out."""
 
     id: str | int | None = Field(default=None, description="The id of the item, if the request has ids.")
     label: str | None = None
+    labels: list[str] | None = Field(default=None, description="Several labels, or none: the most probable first.")
     probability: float | None = None
     probabilities: dict[str, float] | None = None
     score: float | None = None
@@ -101,6 +102,7 @@ class AnswerSchema(BaseModel):
     )
     entities: list[EntitySchema] | None = Field(default=None, description="Entities, in the order of the text.")
     bert: dict[str, Any] | None = Field(default=None, description="Answer of the encoder's own head.")
+    truncated: bool | None = Field(default=None, description="True if the text was longer than `max_tokens` and cut.")
 
 
 class SecondsSchema(BaseModel):
@@ -148,7 +150,7 @@ class Model(BaseModel):
     kind: str
     head: str
     inputs: list[str]
-    answers: str = Field(description="Type of the answers: class, score, span or entities.")
+    answers: str = Field(description="Type of the answers: class, labels, score, span or entities.")
     classes: list[str]
     encoder: str
     weights: str = Field(description="Hash of the encoder's weights. Models with equal hashes share a forward pass.")

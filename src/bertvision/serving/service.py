@@ -269,6 +269,8 @@ def _encoder_name(run: Any) -> str:
 
 
 def _answer_type(task: Task) -> str:
+    if task.independent_outputs:
+        return "labels"
     if task.per_token:
         return "entities" if isinstance(task, TokenTask) else "span"
     return "class" if getattr(task, "classes", ()) else "score"

@@ -79,6 +79,8 @@ class Task(ABC):
 
     kind: ClassVar[str]
     """The key of this class in `TASK_KINDS`, saved by `to_dict`."""
+    independent_outputs: ClassVar[bool] = False
+    """Whether each output is a decision of its own, with a sigmoid instead of a softmax over all outputs."""
 
     name: str
     summary: str
@@ -183,6 +185,10 @@ class Task(ABC):
     @abstractmethod
     def compute_metrics(self, outcomes: np.ndarray) -> dict[str, float]:
         """Compute the official metrics from outcomes, in percent (correlations x 100)."""
+
+    def compute_metric(self, outcomes: np.ndarray, metric: str) -> float | None:
+        """Compute one metric. None: it is undefined for these outcomes."""
+        return self.compute_metrics(outcomes).get(metric)
 
     @abstractmethod
     def is_correct(self, outcomes: np.ndarray) -> np.ndarray | None:

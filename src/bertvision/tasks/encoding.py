@@ -17,6 +17,7 @@ def encode_texts(examples: Sequence[Example], tokenizer: Any, max_tokens: int, l
     parts: dict[str, list[np.ndarray]] = {}
     lengths: list[int] = []
     second_text_starts: list[int] = []
+    truncated: list[bool] = []
     for first in range(0, len(examples), CHUNK):
         chunk = examples[first : first + CHUNK]
         columns = [list(column) for column in zip(*(example.texts for example in chunk), strict=True)]
@@ -26,6 +27,7 @@ def encode_texts(examples: Sequence[Example], tokenizer: Any, max_tokens: int, l
             flat = [token for row in encoded[name] for token in row]
             parts.setdefault(name, []).append(np.array(flat, dtype=np.int32))
         lengths += [len(row) for row in encoded["input_ids"]]
+        truncated += [bool(encoding.overflowing) for encoding in encoded.encodings or ()]
         if len(columns) == 2:
             second_text_starts += [encoded.sequence_ids(row).index(1) for row in range(len(chunk))]
     labels = [example.label or 0 for example in examples]  # the label of unlabelled examples is never used
@@ -36,4 +38,5 @@ def encode_texts(examples: Sequence[Example], tokenizer: Any, max_tokens: int, l
         labels=np.array(labels, dtype=label_type),
         example_ids=[example.id for example in examples],
         second_text_starts=np.array(second_text_starts, dtype=np.int64) if second_text_starts else None,
+        truncated=np.array(truncated) if any(truncated) else None,
     )

@@ -34,6 +34,13 @@ def macro_f1(gold: np.ndarray, predicted: np.ndarray) -> float:
     return 200.0 * float(np.mean(hits[either > 0] / either[either > 0]))
 
 
+def balanced_accuracy(gold: np.ndarray, predicted: np.ndarray) -> float:
+    """Return the mean recall of the classes that occur in the labels."""
+    golds = np.bincount(gold.astype(int))
+    hits = np.bincount(gold[gold == predicted].astype(int), minlength=len(golds))
+    return 100.0 * float(np.mean(hits[golds > 0] / golds[golds > 0]))
+
+
 def matthews(gold: np.ndarray, predicted: np.ndarray) -> float:
     """Return the Matthews correlation coefficient of two classes, which equals Pearson's on 0 and 1."""
     return pearson(gold, predicted)
@@ -55,6 +62,7 @@ def spearman(gold: np.ndarray, predicted: np.ndarray) -> float:
 
 METRICS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
     "accuracy": accuracy,
+    "balanced_accuracy": balanced_accuracy,
     "f1": f1,
     "macro_f1": macro_f1,
     "matthews": matthews,

@@ -64,7 +64,8 @@ def parse_tsv(text: str, source: str, stem: str, columns: Sequence[str] = ()) ->
 def parse_csv(text: str, source: str, stem: str) -> Table:
     """Parse comma-separated values with quoting. The line number of a row is that of its first line."""
     limit = csv.field_size_limit(2**31 - 1)
-    reader = csv.reader(io.StringIO(text.rstrip("\r\n"), newline=""), strict=True)
+    delimiter = csv_delimiter(text.split("\n", 1)[0])
+    reader = csv.reader(io.StringIO(text.rstrip("\r\n"), newline=""), strict=True, delimiter=delimiter)
     rows, lines, line = [], [], 1
     try:
         for row in reader:
@@ -76,6 +77,11 @@ def parse_csv(text: str, source: str, stem: str) -> Table:
     finally:
         csv.field_size_limit(limit)
     return _checked(Table(source=source, stem=stem, columns=rows[0] if rows else [], rows=rows[1:], lines=lines[1:]))
+
+
+def csv_delimiter(header: str) -> str:
+    """Return the character that separates the columns of a CSV file: the most frequent of comma, semicolon and tab."""
+    return max(",;\t", key=header.count)
 
 
 def parse_jsonl(text: str, source: str, stem: str) -> Table:
@@ -158,13 +164,17 @@ def _text(path: Path) -> str:
 
 
 def decode(content: bytes, source: str) -> str:
-    """Decode UTF-8, with or without a byte-order mark."""
+    """Decode UTF-8, with or without a byte-order mark, and UTF-16 with one."""
     content = content.removeprefix(b"\xef\xbb\xbf")
+    if content.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return content.decode("utf-16", errors="replace")
     try:
         return content.decode()
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise BertVisionError(f"{source}, line {line}: not valid UTF-8. Save the file as UTF-8.") from error
+        raise BertVisionError(
+            f"{source}, line {line}: not valid UTF-8, perhaps Windows-1252 (Latin-1). Save it as UTF-8."
+        ) from error
 
 
 def read_squad(path: Path, *, training: bool = False) -> list[Example]:

@@ -13,6 +13,7 @@ import torch
 from scipy.special import softmax
 from torch import Tensor
 
+from bertvision.errors import BertVisionError
 from bertvision.tasks.base import DataSource, Example, Task, check_answers, rows_in_order, weighted_mean
 from bertvision.tasks.calibration import fit_temperature
 from bertvision.tasks.encoding import encode_texts
@@ -104,16 +105,23 @@ class TextTask(Task):
             index[self.unlabelled] = -1
         ids = row_ids(table) if own_ids else line_ids(table)
         examples: list[Example] = []
+        skip_bad = own_ids and getattr(self.data_source, "skip_bad", False)
         for id, (line, (*texts, label)) in zip(ids, table.pick((*self.texts, self.label)), strict=True):
-            value = self._parse_label(label, index, table, line)
-            if value == -1 and self.classes:
-                continue
-            for column, text in zip(self.texts, texts, strict=True):
-                if not isinstance(text, str) or not (text.strip() or allow_empty):
-                    table.refuse(line, f"column {column!r} holds {text!r} where a text was expected.")
+            try:
+                value = self._parse_label(label, index, table, line)
+                if value == -1 and self.classes:
+                    continue
+                for column, text in zip(self.texts, texts, strict=True):
+                    if not isinstance(text, str) or not (text.strip() or allow_empty):
+                        table.refuse(line, f"column {column!r} holds {text!r} where a text was expected.")
+            except BertVisionError:
+                if skip_bad:
+                    continue
+                raise
             examples.append(Example(id=id, texts=tuple(texts), label=value, group=group))
         if skipped := len(table.rows) - len(examples):
-            logger.info(f"{table.source}: {skipped:,} of {len(table.rows):,} rows have no gold label and are skipped.")
+            lacking = "usable label or text" if skip_bad else "gold label"
+            logger.info(f"{table.source}: {skipped:,} of {len(table.rows):,} rows have no {lacking} and are skipped.")
         return examples
 
     def _parse_label(self, label: Any, index: Mapping[str, int], table: Table, line: int) -> int | float:

@@ -19,6 +19,8 @@ class UserFiles:
     train: str
     dev: str = ""
     validation: str = ""
+    skip_bad: bool = False
+    """Whether rows that cannot be used are skipped instead of being an error."""
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -69,12 +69,16 @@ def _format_label(task: Any, label: Any) -> str:
     if task.outputs == 1:
         return f"{label:g}"
     classes = getattr(task, "classes", ())
+    if task.independent_outputs:
+        return ", ".join(str(classes[index]) for index in label) or "no label"
     return str(classes[int(label)]) if isinstance(label, int) else ("no answer" if not label else "an answer")
 
 
 def _format_answer(answer: dict[str, Any]) -> str:
     if "answer" in answer:
         return answer["answer"] or "no answer"
+    if "labels" in answer:
+        return ", ".join(answer["labels"]) or "no label"
     if "entities" in answer:
         return ", ".join(f"{e['type']} ({e['text']})" for e in answer["entities"]) or "no entities"
     return f"{answer['label']} ({answer['probability']:.2f})" if "label" in answer else f"{answer['score']:.2f}"

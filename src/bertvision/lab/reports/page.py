@@ -81,7 +81,8 @@ def _experiment_section(number: int, experiment: Mapping[str, Any], charts: Char
     for chart_id, (figure, rows) in zip(ids, experiment["figures"], strict=True):
         charts[chart_id] = draw(figure, rows, experiment["primary"]).to_dict()
     heading = {"title": experiment["title"], "primary": experiment["primary"], "source": experiment["source"]}
-    return heading | {"charts": ids} | _table(list(experiment["rows"][0]), experiment["rows"])
+    classes = [_table(list(rows[0]), rows) for rows in experiment["classes"]]
+    return heading | {"charts": ids, "classes": classes} | _table(list(experiment["rows"][0]), experiment["rows"])
 
 
 def _search_section(number: int, search: Mapping[str, Any], charts: Charts) -> dict[str, Any]:

@@ -1,15 +1,19 @@
 """Tables and figures of finished experiments: what `bertvision run` printed."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from bertvision.errors import BertVisionError
+from bertvision.evaluation_reports import evaluation
 from bertvision.files import read_json
 from bertvision.heads import HeadConfig
 from bertvision.lab.studies import Figure
 from bertvision.runs import Run, is_finished
 from bertvision.tasks import task_from_dict
+
+CONFUSION_CLASSES = 12
+"""Confusion matrices of more classes are left out."""
 
 
 def find_experiments(root: Path) -> Iterator[dict[str, Any]]:
@@ -35,7 +39,23 @@ def describe_experiment(record: Mapping[str, Any], path: Path) -> dict[str, Any]
         "primary": primary,
         "rows": rows,
         "figures": [(figure, rows)],
+        "classes": _class_tables(record["rows"], path.parent),
     }
+
+
+def _class_tables(rows: Sequence[Mapping[str, Any]], directory: Path) -> list[list[dict[str, Any]]]:
+    """Return the scores of each class by the chosen head, and its confusion matrix if there are few classes."""
+    chosen = next((row for row in rows if row.get("chosen")), None)
+    if chosen is None or not is_finished(run := directory / chosen.get("directory", "")):
+        return []
+    result = evaluation(task_from_dict(Run(run).record.task), Run(run).outcomes())
+    report = [{"class": name, **vars(scores)} for name, scores in result.classes.items()]
+    names = list(result.classes)[: len(result.confusion)]
+    matrix = [
+        {"label \\ predicted": name, **dict(zip(names, map(str, counts), strict=True))}
+        for name, counts in zip(names, result.confusion, strict=True)
+    ]
+    return [table for table in (report, matrix if len(matrix) <= CONFUSION_CLASSES else []) if table]
 
 
 def _describe_row(row: Mapping[str, Any], directory: Path) -> dict[str, Any]:

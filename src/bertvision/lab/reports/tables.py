@@ -11,7 +11,7 @@ from typing import Any
 from bertvision.files import atomic_write, write_json
 from bertvision.lab.studies import StudyResult
 
-INTEGER_COLUMNS = {"parameters", "seeds", "layer", "epoch", "examples", "wrong"}
+INTEGER_COLUMNS = {"parameters", "seeds", "layer", "epoch", "examples", "support", "wrong"}
 
 
 def visible_columns(result: StudyResult) -> list[str]:

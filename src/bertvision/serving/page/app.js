@@ -127,6 +127,12 @@ function createAnswer(answer, full) {
     const ranked = Object.entries(answer.probabilities).sort((a, b) => b[1] - a[1]);
     return [createElement("p", { class: "prediction", text: formatName(answer.label) }), createBars(ranked)];
   }
+  if (current.answers === "labels") {
+    const ranked = Object.entries(answer.probabilities).sort((a, b) => b[1] - a[1]);
+    const chosen = answer.labels.map(formatName).join(", ") || "No label";
+    const rows = ranked.map(([name, value]) => [answer.labels.includes(name) ? `✓ ${formatName(name)}` : name, value]);
+    return [createElement("p", { class: "prediction", text: chosen }), createBars(rows)];
+  }
   return [createElement("p", { class: "prediction", text: answer.score.toFixed(3) })];
 }
 
