@@ -160,7 +160,7 @@ function highlight(characters, marks) {
   for (const mark of marks) {
     pieces.push(characters.slice(position, mark.start).join(""));
     const element = createElement("mark", { class: mark.kind, text: characters.slice(mark.start, mark.end).join("") });
-    if (mark.type) element.append(createElement("small", { class: "type", text: mark.type }));
+    if (mark.type) element.append(createElement("small", { class: "type", text: ` ${mark.type}` }));
     pieces.push(element);
     position = mark.end;
   }
