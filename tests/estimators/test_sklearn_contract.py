@@ -63,6 +63,10 @@ EXPECTED_FAILURES = {
     """,
     "It expects the messages of scikit-learn's checks of matrices; the estimators say that a text was expected.": """
         check_all_zero_sample_weights_error
+        check_classifiers_multilabel_output_format_decision_function
+        check_classifiers_multilabel_output_format_predict
+        check_classifiers_multilabel_output_format_predict_proba
+        check_classifiers_multilabel_representation_invariance
         check_classifiers_one_label
         check_classifiers_one_label_sample_weights
         check_classifiers_regression_target

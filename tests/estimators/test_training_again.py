@@ -97,9 +97,9 @@ def test_threads_get_the_answers_of_one_thread(fast, texts, labels):
 def test_nothing_is_printed_without_verbosity(tiny, tmp_path):
     program = f"""
 from bertvision import TextClassifier
-texts = ["a fine film", "a dull film", "fine acting", "dull acting"] * 5
+texts = ["a fine film", "a dull film", "fine acting", "dull acting"] * 10
 k = dict(fraction=0.5, verbose=0)
-c = TextClassifier({str(tiny)!r}, **k, cache_dir={str(tmp_path / "cache")!r}).fit(texts, [0, 1] * 10)
+c = TextClassifier({str(tiny)!r}, **k, cache_dir={str(tmp_path / "cache")!r}).fit(texts, [0, 1] * 20)
 c.predict(texts), c.leaderboard_, c.save_pretrained({str(tmp_path / "model")!r})
 TextClassifier.from_pretrained({str(tmp_path / "model")!r}).predict(texts)
 """

@@ -100,7 +100,7 @@ def test_it_learns(finished):
 
 def test_nothing_is_done_twice(finished, reviews, tiny, monkeypatch):
     result, root, _ = finished
-    for step in ("bertvision.pipeline.finetuning.fit", "bertvision.pipeline.head_training.fit"):
+    for step in ("bertvision.pipeline.finetuning.fit", "bertvision.pipeline.head_training.fit_models"):
         monkeypatch.setattr(step, lambda *a, **k: pytest.fail("trained again"))
     heads = ["learned", "adapter:size=8,token_pooling=max"]
     again = bertvision.run(train_file=str(reviews), encoder=str(tiny), heads=heads, root=root, **FAST)
