@@ -26,6 +26,10 @@ class ProcessGroup:
 @cache
 def process_group() -> ProcessGroup:
     """Return the group of this process. The first call joins it."""
+    # Functions of this module have the current group as a default argument. If it were imported later, they would keep
+    # the group and its threads until the interpreter ends.
+    if torch_distributed.is_available():
+        import torch.distributed.nn
     from accelerate import Accelerator  # the import takes seconds that a listing of runs does not need
 
     # With `cpu=True` processes on CPUs form a group, too; without it, each of them would train alone.
@@ -36,7 +40,7 @@ def process_group() -> ProcessGroup:
 
 
 def _leave_group() -> None:
-    """Leave the group before the process ends: threads that still run then would abort it."""
+    """Leave the group, which ends its threads. Threads that outlive the interpreter would abort the process."""
     if torch_distributed.is_available() and torch_distributed.is_initialized():
         torch_distributed.destroy_process_group()
 
