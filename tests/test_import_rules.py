@@ -38,7 +38,7 @@ LIBRARY = [
     ["shared_encoders", "model_card"],
     ["sharing", "onnx_model"],
     ["trained_model"],
-    ["prediction_files", "evaluation_reports"],
+    ["prediction_files", "evaluation_reports", "model_groups"],
     ["pipeline"],
 ]
 """Runs, trained models, and training as a whole: what uses the core and is meant for users."""

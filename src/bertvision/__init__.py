@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from bertvision.estimators import QuestionAnswerer, TextClassifier, TextRegressor, TokenClassifier
     from bertvision.heads import HEADS, build_head, register_head
     from bertvision.hidden_states import HiddenStates, extract, fit_head
+    from bertvision.model_groups import ModelGroup
     from bertvision.pipeline import ExperimentResult, run
     from bertvision.pipeline.experiment import Experiment
     from bertvision.tasks import TASKS, register_task
@@ -28,6 +29,7 @@ _MODULES = {
     "Experiment": "pipeline.experiment",
     "ExperimentResult": "pipeline",
     "TrainedModel": "trained_model",
+    "ModelGroup": "model_groups",
     "Predictions": "types",
     "HeadShape": "types",
     "TASKS": "tasks",
@@ -53,6 +55,7 @@ __all__ = [
     "Experiment",
     "HEADS",
     "HiddenStates",
+    "ModelGroup",
     "Predictions",
     "QuestionAnswerer",
     "TextClassifier",

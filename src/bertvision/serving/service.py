@@ -2,18 +2,15 @@
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
-import numpy as np
-
 from bertvision.encoders import ENCODERS
 from bertvision.errors import BertVisionError
-from bertvision.runs import slug
+from bertvision.model_groups import encode_items, name_models, rows_of
 from bertvision.serving.batching import Batcher, DeadlineExceeded, QueuedRow, RequestTooLarge
 from bertvision.serving.examples import examples_for
 from bertvision.serving.settings import ServerSettings
@@ -31,20 +28,6 @@ MAX_INLINE_CHARACTERS = 600
 """Shorter requests are tokenized in the event loop, where that takes less time than handing them to a thread."""
 NUM_CPU_THREADS = 2
 """Threads that tokenize long texts and format answers, so that the event loop stays free to accept and refuse."""
-
-
-def name_models(models: Sequence[TrainedModel]) -> dict[str, TrainedModel]:
-    """Name each model after its task; after task and head if several share the task; then with a number."""
-    task_counts = Counter(model.task.name for model in models)
-    named: dict[str, TrainedModel] = {}
-    for model in models:
-        task_and_head = slug(f"{model.task.name}-{model.run.name}")
-        name, number = model.task.name if task_counts[model.task.name] == 1 else task_and_head, 1
-        while name in named:
-            number += 1
-            name = f"{task_and_head}-{number}"
-        named[name] = model
-    return named
 
 
 @dataclass(frozen=True)
@@ -217,27 +200,6 @@ class InferenceService:
         return {"models": described, "encoders": encoders, "note": note}
 
 
-def encode_items(models: dict[str, TrainedModel], items: Sequence[Item]) -> dict[str, Features]:
-    """Tokenize the items for every model. Models with equal tokenization share the result."""
-    cache: dict[tuple[Any, ...], Features] = {}
-    encoded = {}
-    for name, model in models.items():
-        key = (
-            model.members[0].record.encoder_hash,
-            id(model.bert_head.shared_encoder),
-            type(model.task),
-            model.max_tokens,
-            model.task.text_names,
-            getattr(model.task, "answerable", None),
-            getattr(model.task, "splitting", None),
-            getattr(model.task, "window_tokens", None),
-        )
-        if key not in cache:
-            cache[key] = model.encode(items)
-        encoded[name] = cache[key]
-    return encoded
-
-
 def _collect_rows(
     head: AttachedHead,
     features: Features,
@@ -250,12 +212,7 @@ def _collect_rows(
     New rows are added to `unique_rows`.
     """
     rows = []
-    starts = features.second_text_starts
-    second_starts = [None] * len(features) if starts is None else starts.tolist()
-    bounds = zip(features.offsets[:-1].tolist(), features.offsets[1:].tolist(), second_starts, strict=True)
-    for first, last, second_start in bounds:
-        tokens = {name: flat[first:last] for name, flat in features.tokens.items()}
-        content = b"".join(np.ascontiguousarray(values).tobytes() for values in tokens.values())
+    for (second_start, content), tokens in rows_of(features):
         key = (id(head.shared_encoder), second_start, content)
         if key not in unique_rows:
             unique_rows[key] = QueuedRow(head.shared_encoder, tokens, pad_ids, deadline, second_text_start=second_start)
