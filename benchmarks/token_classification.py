@@ -14,28 +14,22 @@ Packs the cells into benchmarks/results/token-classification.parquet, and writes
 import argparse
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from cells import Cells, Finished, MissingCell
+from full_finetuning import finetune
 from peer.meter import machine
 from peer.methods.finetuned import everything, lora
 
-from bertvision.encoders import Encoder, EncoderWithHead, load_encoder
 from bertvision.files import write_json
-from bertvision.heads import BertHead
 from bertvision.pipeline import ExperimentData, prepare, run_data
-from bertvision.pipeline.evaluation import validation_scores
 from bertvision.pipeline.experiment import make
 from bertvision.runs import Run
 from bertvision.statistics import PairedOutcomes, compare, interval
 from bertvision.tasks import TASKS
-from bertvision.training import FitOptions, fit
 
 TASK = "wnut17"
 SEEDS = (0, 1, 2)
@@ -58,7 +52,7 @@ def key(method: str, length: float, seed: int) -> str:
     return f"{TASK}/{method}/{length:g}/{seed}"
 
 
-def train_heads(data: ExperimentData, length: float) -> Finished:
+def train_heads(data: ExperimentData) -> Finished:
     """Fine-tune for a fraction, and train the default heads and their controls; or only do the latter."""
     with tempfile.TemporaryDirectory() as folder:
         runs = run_data(data, Path(folder)).runs
@@ -83,30 +77,17 @@ def _scores(run: Run) -> dict[str, Any]:
     }
 
 
-def finetune(adapt: Callable[[Encoder], None], data: ExperimentData, length: float, rate: float) -> Finished:
-    """Fine-tune an encoder with BERT's own head for all of its length; the epoch with the best validation is scored."""
-    loaded = load_encoder(data.experiment.encoder, data.experiment.precision)
-    torch.manual_seed(data.experiment.seed)
-    adapt(loaded.encoder)
-    loaded.encoder.restrict_vocabulary(data.vocabulary())
-    model = EncoderWithHead(loaded.encoder, BertHead(data.shape(loaded.encoder), dropout=loaded.dropout))
-    training = replace(
-        data.config.finetuning, learning_rate=rate, epochs=length, warmup_epochs=0.1 * length, schedule="linear"
-    )
-    validation = data.ordered(data.validation)
-    options = FitOptions(seed=data.experiment.seed, validate=lambda models: validation_scores(data, validation, models))
-    began = time.perf_counter()
-    state = fit({"model": model}, data.shuffled(training), data.task.loss, {"model": training}, options)["model"]
-    seconds = time.perf_counter() - began
-    predictions = data.predict({"model": model}, data.ordered(data.dev), data.dev, "predict")["model"]
-    answers = data.task.decode(predictions, data.dev.features, {})
+def train_all(data: ExperimentData, method: str, length: float) -> Finished:
+    """Fine-tune the whole encoder, or its LoRA adapters; the epoch with the best validation score is scored."""
+    tuned = finetune(data, length, RATES[method], lora if method == "lora" else everything)
+    answers = data.task.decode(tuned.predictions["dev"], data.dev.features, {})
     outcomes = data.task.outcomes(answers, data.dev.examples)
     record = {
-        "validation": max(score for score, _ in state.validation_scores),
-        "best_epoch": state.best_epoch,
+        "validation": tuned.validation,
+        "best_epoch": tuned.best_epoch,
         "scores": data.task.compute_metrics(outcomes),
-        "seconds": {"finetune": seconds},
-        "rate": rate,
+        "seconds": {"finetune": tuned.seconds},
+        "rate": RATES[method],
     }
     return Finished({"models": {"model": record}}, {"model": outcomes})
 
@@ -115,10 +96,7 @@ def run_cell(method: str, length: float, seed: int, data_dir: str) -> Finished:
     """Run a cell."""
     heads = {"probe": ["default"]}.get(method, [])
     data = prepare(make(task=TASK, data_dir=data_dir, fractions=[float(length)], seed=seed, heads=heads))
-    if method in ("ours", "probe"):
-        found = train_heads(data, length)
-    else:
-        found = finetune(lora if method == "lora" else everything, data, length, RATES[method])
+    found = train_heads(data) if method in ("ours", "probe") else train_all(data, method, length)
     return Finished(found.record | {"machine": machine()}, found.outcomes)
 
 

@@ -180,7 +180,7 @@ class TextClassifier(ClassifierMixin, BaseTextEstimator):
             raise BertVisionError("class_weight applies to one class per text, not to lists of labels.")
         kind = "multi-label" if rows.has_label_lists else self.kind
         task = task_from_rows(rows, kind=kind, name="text-classification", classes=classes)
-        return replace(task, calibrated=True, keep_groups=True)
+        return replace(task, keep_groups=True)
 
     def _label_encoder(self, rows: Rows, start: Run | None) -> ClassLabelEncoder:
         """Return the encoder of the labels: of new ones, or of those that training continues with."""

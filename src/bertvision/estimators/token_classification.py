@@ -38,6 +38,7 @@ class TokenClassifier(BaseTextEstimator):
     Args:
         encoder: The name of an encoder (`bertvision encoders` lists them), the name of a model on the Hugging Face Hub,
             the directory of a model, or an `Encoder`.
+        fraction: Epochs of fine-tuning. Entities need more of it than classes of whole texts (docs/lab-log.md).
         scheme: The scheme of the tags: "iob2", "iob1" or "iobes". "auto" stands for IOB2 or IOBES; tags that are not
             valid in it are an error, so IOB1 has to be named.
     """
@@ -48,7 +49,7 @@ class TokenClassifier(BaseTextEstimator):
         self,
         encoder: str | Encoder = "minilm",
         *,
-        fraction: float = 0.3,
+        fraction: float = 1.0,
         head: str | HeadConfig = "default",
         scheme: str = "auto",
         validation_fraction: float = 0.1,

@@ -239,7 +239,7 @@ DEFAULT_LEARNING_RATES = {"span": 1e-3, "tokens": 1e-3, "pair": 2e-3, "text": 2e
 
 AUXILIARY_HEADS = {
     "span": HeadConfig(BERT_HEAD),
-    "tokens": HeadConfig(BERT_HEAD),
+    "tokens": HeadConfig("adapter-skip"),
     "pair": HeadConfig("adapter", token_pooling="max+compare"),
     "text": HeadConfig(BERT_HEAD),
 }

@@ -23,12 +23,14 @@ def fit_scale(margins: np.ndarray, truth: np.ndarray) -> tuple[float, float]:
 def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
     """Return the temperature between 0.05 and 20 with the smallest cross-entropy of logits / temperature.
 
-    logits (N, C), labels (N,)
+    As in Platt scaling, labels count as right with probability (N + 1) / (N + 2) only, so that few rows that are all
+    predicted correctly do not give probabilities of 1. logits (N, C), labels (N,)
     """
-    rows, logits = np.arange(len(labels)), logits.astype(np.float64)
+    rows, logits, doubt = np.arange(len(labels)), logits.astype(np.float64), 1 / (len(labels) + 2)
 
     def cross_entropy(log_temperature: float) -> float:
-        return -float(log_softmax(logits / np.exp(log_temperature), axis=1)[rows, labels].mean())
+        losses = -log_softmax(logits / np.exp(log_temperature), axis=1)
+        return float((1 - doubt) * losses[rows, labels].mean() + doubt * losses.mean())
 
     return float(np.exp(minimize_scalar(cross_entropy, bounds=(-3.0, 3.0), method="bounded").x))  # pyright: ignore[reportAttributeAccessIssue]
 

@@ -58,8 +58,6 @@ class TextTask(Task):
     learning_rate: float = 2e-5
     batch_size: int = 32
     data_source: DataSource | None = None
-    calibrated: bool = False
-    """Whether probabilities are calibrated by a temperature, which is fitted on validation examples."""
     keep_groups: bool = False
     """Whether examples of a group, and examples with the same texts, stay together when validation is split off."""
     label_mean: float = 0.0
@@ -191,7 +189,7 @@ class TextTask(Task):
         self, predictions: Predictions, features: Features, examples: Sequence[Example]
     ) -> dict[str, float]:
         """Fit the temperature of the probabilities."""
-        if not self.calibrated or not self.classes:
+        if not self.classes:
             return {}
         logits = predictions.logits[rows_in_order(predictions, features)]
         return {"temperature": fit_temperature(logits, features.labels)}
