@@ -39,6 +39,7 @@ LIBRARY = [
     ["trained_model"],
     ["prediction_files", "evaluation_reports"],
     ["pipeline"],
+    ["time_limits"],
 ]
 """Runs, trained models, and training as a whole: what uses the core and is meant for users."""
 FLOORS = [*CORE, *LIBRARY, ["lab", "serving"], ["estimators"], ["cli"], ["__init__", "__main__"]]
