@@ -8,13 +8,11 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from bertvision import BertVisionError, QuestionAnswerer, TextClassifier, TextRegressor, TokenClassifier
-from bertvision import trained_model
+from bertvision import BertVisionError, QuestionAnswerer, TextClassifier, TextRegressor, TokenClassifier, trained_model
 from bertvision.time_limits import BEST_FILE, open_best
 from bertvision.training import Callback
 from conftest import review, squad_json
@@ -77,10 +75,14 @@ def test_regression_pairs_and_several_labels(limited, many):
 
 
 def test_entities_and_answers(limited):
-    words, tags = [["ann", "lives", "in", "rome"], ["bob", "left", "paris"]] * 20, [
-        ["B-person", "O", "O", "B-place"],
-        ["B-person", "O", "B-place"],
-    ] * 20
+    words, tags = (
+        [["ann", "lives", "in", "rome"], ["bob", "left", "paris"]] * 20,
+        [
+            ["B-person", "O", "O", "B-place"],
+            ["B-person", "O", "B-place"],
+        ]
+        * 20,
+    )
     tagger = TokenClassifier(**limited).fit(words, tags)
     assert [len(sentence) for sentence in tagger.predict(words[:2])] == [4, 3]
     data = squad_json(6, 3, 0)["data"]
