@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -86,13 +86,15 @@ class UntilEnd:
         self.batches = batches
         self.clock = clock
         self.rows: int = batches.rows
+        self.rows_read: set[int] = set()
+        """The rows of the batches so far."""
 
     def __len__(self) -> int:
         return len(self.batches)
 
     @property
-    def plan(self):
-        """The rows of the batches of an epoch."""
+    def plan(self) -> Callable[[int], list[np.ndarray]]:
+        """A function from the number of an epoch to the rows of its batches."""
         return self.batches.plan
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
@@ -105,6 +107,7 @@ class UntilEnd:
 
     def _limited(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         for batch in batches:
+            self.rows_read.update(batch.rows.tolist())
             yield batch
             if self.clock.left <= 0:
                 return

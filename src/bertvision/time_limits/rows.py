@@ -1,7 +1,7 @@
 """The rows of a run with a time limit: as many as it can use, read and tokenized step by step."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from bertvision.pipeline.config import PipelineConfig
 from bertvision.pipeline.data import ExperimentData, Split, balance, split_validation, tokenize
 from bertvision.pipeline.finetuning import Checkpoint
-from bertvision.states import BatchPlan, InMemoryStates, RowTable
+from bertvision.states import BatchPlan, InMemoryStates, RowTable, TokenBatches
 from bertvision.tasks import DataSplits, Example, Task, draw_nested
 from bertvision.time_limits.clock import Clock
 from bertvision.types import Batch, Batches, StateView
@@ -115,8 +115,7 @@ class ResidentStates:
     def read(self, data: ExperimentData, rows: int, clock: Clock, fewest: int) -> None:
         """Read the states of the first `rows` rows, or of as many as the clock allows, but at least of `fewest`."""
         began = clock.elapsed
-        chunks = _chunks(data.train.features.lengths, len(self.states), min(rows, len(data.train.features)))
-        batches = [batch for chunk in chunks for batch in _by_length(chunk, data)]
+        batches = in_order(data, data.train, len(self.states), rows)
         pending: dict[int, Tensor] = {}
         source = self.checkpoint.stream(data.ordered(data.train), self.view)
         with closing(source.read(batches)) as reader:  # pyright: ignore[reportArgumentType]
@@ -145,10 +144,41 @@ def _chunks(lengths: np.ndarray, first: int, end: int) -> list[np.ndarray]:
     return [first + part for part in np.split(np.arange(end - first), np.flatnonzero(np.diff(numbers)) + 1)]
 
 
-def _by_length(chunk: np.ndarray, data: ExperimentData) -> list[np.ndarray]:
+def _by_length(chunk: np.ndarray, tokens: TokenBatches) -> list[np.ndarray]:
     """Divide the rows of a chunk into batches as for prediction."""
-    plan = data.ordered(data.train).plan
+    plan = tokens.plan
     return BatchPlan(plan.lengths, plan.batch_size, budget=plan.budget, chosen=chunk)(0)
+
+
+def in_order(data: ExperimentData, split: Split, first: int = 0, rows: int = 0) -> list[np.ndarray]:
+    """Return batches of the rows of a split from `first` on, roughly in their order, so that reading can stop early."""
+    tokens, lengths = data.ordered(split), split.features.lengths
+    chunks = _chunks(lengths, first, min(rows or len(lengths), len(lengths)))
+    return [batch for chunk in chunks for batch in _by_length(chunk, tokens)]
+
+
+class SplitInOrder:
+    """The hidden states of a split, computed roughly in the order of its rows."""
+
+    def __init__(self, checkpoint: Checkpoint, data: ExperimentData, split: Split, view: StateView):
+        self.states = checkpoint.stream(data.ordered(split), view)
+        self.batches = in_order(data, split)
+        self.rows: int = len(split.features)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def plan(self, number: int) -> list[np.ndarray]:
+        """Return the rows of the batches."""
+        return self.batches
+
+    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
+        """Yield the batches from `start` on."""
+        return self.read(self.batches[start:])
+
+    def read(self, batches: list[np.ndarray]) -> Iterator[Batch]:
+        """Yield these rows, batch by batch."""
+        return self.states.read(batches)
 
 
 def _unpadded(batch: Batch, dtype: torch.dtype) -> dict[int, Tensor]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from bertvision import memory
+from bertvision import distributed, memory
 from bertvision.cpu_optimizations import use_cpu_optimizations
 from bertvision.encoders import load_encoder_info
 from bertvision.errors import BertVisionError
@@ -28,7 +28,7 @@ from bertvision.runs import slug
 from bertvision.tasks import DataSplits, Example
 from bertvision.time_limits import stages as work
 from bertvision.time_limits.best_model import BestModel, Candidate, FittedModel, with_dev
-from bertvision.time_limits.clock import Clock
+from bertvision.time_limits.clock import Clock, UntilEnd
 from bertvision.time_limits.history import HistoryEntry
 from bertvision.time_limits.live_view import LiveView
 from bertvision.time_limits.planner import (
@@ -45,20 +45,19 @@ from bertvision.time_limits.planner import (
     revise,
     usable_rows,
 )
-from bertvision.time_limits.rows import RowSource, open_rows, trial_rows
+from bertvision.time_limits.rows import RowSource, SplitInOrder, open_rows, trial_rows
 from bertvision.time_limits.unit_costs import UnitCosts, measure_costs
 from bertvision.training import Callback
 from bertvision.types import Predictions
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-VALIDATION_SHARE, VALIDATION_SECONDS = 0.02, 2.5
+VALIDATION_SHARE, VALIDATION_SECONDS = 0.04, 2.5
 """The share of the time in which all validation rows can be read once, and the longest time."""
 VALIDATION_ROWS = (60, 3000)
 """The smallest and the largest number of validation rows, if the data have as many."""
 DEV_SHARE = 0.15
 """The share of the time for scoring dev rows. If they take longer, some of them are scored."""
-DEV_PARTS = 12
 FREE_MEMORY = 0.5
 """The share of the free memory that is used without a memory limit."""
 CLOSING = 0.1
@@ -143,6 +142,8 @@ class TimedRun:
 
     def run(self) -> ExperimentResult:
         """Carry out the plan within the limit, and return the best model."""
+        if distributed.num_processes() > 1:
+            raise BertVisionError("A time limit is for one process; several train together without one.")
         with self._context():
             forecast = self.prepare()
             self.view.show_plan(forecast.plan, self.request.clock, forecast.seconds)
@@ -363,7 +364,8 @@ class TimedRun:
     def _offer(self, models: Sequence[FittedModel]) -> Candidate | None:
         """Let new models, and ensembles with those on the same encoder, compete with the best model so far."""
         current = self.stages[-1]
-        current.models += models
+        names = {model.output.name for model in models}
+        current.models = [model for model in current.models if model.output.name not in names] + list(models)
         if not current.models:
             return None
         began = time.monotonic()
@@ -380,31 +382,21 @@ class TimedRun:
         candidate = self.best.candidate
         if candidate is None or not self.source.dev:
             return candidate
-        parts: list[dict[str, Predictions]] = []
-        examples: list[Example] = []
-        for chunk in np.array_split(np.arange(len(self.source.dev)), min(DEV_PARTS, len(self.source.dev))):
-            began = time.monotonic()
-            chosen = [self.source.dev[row] for row in chunk]
-            parts.append(self._predict(candidate, tokenize(self.request.config, chosen)))
-            examples += chosen
-            if clock.left < 1.5 * (time.monotonic() - began) + 2 * self.costs.writing + CLOSING:
-                break
-        if len(examples) < len(self.source.dev):
-            logger.warning(f"{len(examples):,} of {len(self.source.dev):,} dev rows were scored within the time limit.")
-        data = replace(self.data, dev=tokenize(self.request.config, examples))
+        split = tokenize(self.request.config, self.source.dev)
+        states = SplitInOrder(candidate.checkpoint, self.data, split, candidate.models[0].view)
+        limited = UntilEnd(states, clock.part(clock.left - 3 * self.costs.writing - CLOSING))
+        modules = {str(number): model.module for number, model in enumerate(candidate.models)}
+        predictions = self.data.predict(modules, limited, split, "score")
+        scored = _complete_examples(split, limited.rows_read)
+        if len(scored) < len(self.source.dev):
+            logger.warning(f"{len(scored):,} of {len(self.source.dev):,} dev rows were scored within the time limit.")
+            split = tokenize(self.request.config, scored)
         models = tuple(
-            with_dev(model, joined([part[model.output.name] for part in parts]), "-scored")
-            for model in candidate.models
+            with_dev(model, chosen_rows(predictions[str(number)], split.features.ids), "-scored")
+            for number, model in enumerate(candidate.models)
         )
-        self.best.save(data, replace(candidate, models=models))
+        self.best.save(replace(self.data, dev=split), replace(candidate, models=models))
         return self.best.candidate
-
-    def _predict(self, candidate: Candidate, split: Split) -> dict[str, Predictions]:
-        """Predict rows with the models of a candidate in one pass."""
-        view = candidate.models[0].view
-        states = candidate.checkpoint.stream(self.data.ordered(split), view)
-        modules = {model.output.name: model.module for model in candidate.models}
-        return self.data.predict(modules, states, split, "score")
 
     # Results
 
@@ -460,14 +452,20 @@ def request_of(
     )
 
 
-def joined(parts: Sequence[Predictions]) -> Predictions:
-    """Return the predictions of several parts of a split as those of the whole."""
-    offsets = None
-    if parts[0].offsets is not None:
-        lengths = np.concatenate([np.diff(part.offsets) for part in parts if part.offsets is not None])
-        offsets = np.concatenate([[0], np.cumsum(lengths)])
-    logits = np.concatenate([part.logits for part in parts])
-    return Predictions(ids=[id for part in parts for id in part.ids], logits=logits, offsets=offsets)
+def _complete_examples(split: Split, rows: set[int]) -> list[Example]:
+    """Return the examples of a split all of whose rows were predicted."""
+    lacking = {id for row, id in enumerate(split.features.example_ids) if row not in rows}
+    return [example for example in split.examples if example.id not in lacking]
+
+
+def chosen_rows(predictions: Predictions, ids: Sequence[str]) -> Predictions:
+    """Return the predictions of these rows."""
+    positions = {id: row for row, id in enumerate(predictions.ids)}
+    rows = [predictions.row(positions[id]) for id in ids]
+    if predictions.offsets is None:
+        return Predictions(ids=list(ids), logits=np.stack(rows))
+    offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])])
+    return Predictions(ids=list(ids), logits=np.concatenate(rows), offsets=offsets)
 
 
 def _describe(plan: Plan) -> str:
