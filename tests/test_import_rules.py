@@ -32,6 +32,7 @@ LIBRARY = [
         "near_duplicates",
         "prediction",
         "computed_states",
+        "windowed_encoders",
     ],
     ["runs", "hidden_states"],
     ["shared_encoders", "model_card"],

@@ -1,7 +1,6 @@
 """Processes that train together, as `torchrun` or `accelerate launch` start them. Only this module imports accelerate.
 
-All processes run the same program. The functions here let them share results and agree on decisions. In a single
-process each of them does nothing.
+All processes run the same program and share results and decisions. In a single process the functions do nothing.
 """
 
 import atexit
@@ -26,17 +25,19 @@ class ProcessGroup:
 @cache
 def process_group() -> ProcessGroup:
     """Return the group of this process. The first call joins it."""
+    if torch_distributed.is_available():  # imported later, its default arguments would keep the group and its threads
+        import torch.distributed.nn
     from accelerate import Accelerator  # the import takes seconds that a listing of runs does not need
 
     # With `cpu=True` processes on CPUs form a group, too; without it, each of them would train alone.
     accelerator = Accelerator(cpu=not torch.accelerator.is_available())
     atexit.register(_leave_group)
-    # The values are kept, because `transformers.TrainingArguments` resets the state of all Accelerators.
+    # `transformers.TrainingArguments` resets the state of all Accelerators, so their values are kept.
     return ProcessGroup(accelerator.device, accelerator.num_processes, accelerator.process_index)
 
 
 def _leave_group() -> None:
-    """Leave the group before the process ends: threads that still run then would abort it."""
+    """Leave the group, which ends its threads. Threads that outlive the interpreter would abort the process."""
     if torch_distributed.is_available() and torch_distributed.is_initialized():
         torch_distributed.destroy_process_group()
 
@@ -78,8 +79,7 @@ def all_reduce_sum(tensor: Tensor) -> Tensor:
 def average_gradients(model: nn.Module, count: float, loss: float) -> float:
     """Average gradients and loss over the processes, weighted by `count`; return the mean loss.
 
-    `count` is the number of examples of this process, or the sum of their weights. If it is 0 in all processes, there
-    are no gradients, and the loss is 0.
+    `count` is the number of examples of this process, or the sum of their weights. If all are 0, so is the loss.
     """
     if num_processes() == 1:
         return loss

@@ -28,6 +28,7 @@ from bertvision.heads import (
 from bertvision.records import check_head_size
 from bertvision.runs import Run
 from bertvision.types import HeadShape, call_head
+from bertvision.windowed_encoders import WINDOW_TOKENS, in_windows
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -138,6 +139,8 @@ class EncoderPool:
         self.given = encoder
         self.precision = precision
         self.loaded: dict[tuple[str, str], TorchEncoder] = {}
+        self.windowed: dict[tuple[str, str, int], TorchEncoder] = {}
+        """The same encoders as models read them whose texts are split into windows, by the length of these."""
 
     def add(self, run: Run) -> AttachedHead:
         """Return the head of a run with its encoder; load those that are not loaded yet."""
@@ -180,7 +183,13 @@ class EncoderPool:
                     "Name the right one, or train the head again."
                 )
             self.loaded[weights, precision] = TorchEncoder(encoder, weights)
-        return self.loaded[weights, precision]
+        plain, size = self.loaded[weights, precision], run.record.task.get(WINDOW_TOKENS, 0)
+        if not size:
+            return plain
+        key = weights, precision, size
+        if key not in self.windowed:
+            self.windowed[key] = TorchEncoder(in_windows(plain.encoder, run.record.task), weights)
+        return self.windowed[key]
 
     def _own_head(self, run: Run) -> BertHead:
         shape = run.record.head_shape

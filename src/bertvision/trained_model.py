@@ -24,6 +24,7 @@ from bertvision.shared_encoders import AttachedHead, EncoderPool, layers_read
 from bertvision.tasks import Example, Task, task_from_dict
 from bertvision.token_tasks import TokenTask, join_words
 from bertvision.types import Features, Predictions
+from bertvision.windowed_encoders import WINDOW_TOKENS
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -85,9 +86,12 @@ class TrainedModel:
     def forward_passes(self) -> set[tuple[str, str]]:
         """The forward passes of a prediction, as pairs (hash of the encoder, "cross" or "bi" encoding).
 
-        There is one per encoder, and another one if a head uses bi-encoding.
+        There is one per encoder, and another one if a head uses bi-encoding. Models that read windows share theirs with
+        models of the same windows.
         """
-        cross = {(head.shared_encoder.weights, "cross") for head in self.attached_heads}
+        size = getattr(self.task, WINDOW_TOKENS, 0)
+        encoding = f"windows of {size}" if size else "cross"
+        cross = {(head.shared_encoder.weights, encoding) for head in self.attached_heads}
         return cross | {
             (head.shared_encoder.weights, "bi")
             for head, usage in zip(self.attached_heads, self.layers, strict=True)

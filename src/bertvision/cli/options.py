@@ -42,6 +42,11 @@ FLAGS: dict[str, tuple[str, type, str]] = {
     "limit": ("data.limit", int, "Train on this many rows drawn at random (default: all)."),
     "limit_dev": ("data.limit_dev", int, "Score this many rows drawn at random (default: all)."),
     "max_tokens": ("data.max_tokens", int, "Tokens after which texts are cut (default: depends on the task)."),
+    "long_texts": (
+        "data.long_texts",
+        str,
+        "Longer texts: truncate (with a notice), or windows: overlapping windows of max_tokens, pooled by the head.",
+    ),
     "encoder": ("encoder", str, "Short name of `bertvision encoders`, Hub name, or directory (default: minilm)."),
     "fractions": ("fractions", str, "Epochs of fine-tuning after which the encoder is scored (default: 0.3,1)."),
     "heads": ("heads", str, "Heads to train: 'learned,adapter:size=64', 'adapter*' or all (default: learned,default)."),

@@ -1,4 +1,4 @@
-"""Commands that summarize runs: study, report, submit."""
+"""Commands that summarize runs: study, glue, diagnose, report, submit."""
 
 import shlex
 import sys
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 def register(app: typer.Typer) -> None:
     """Add the commands to `app`."""
     app.command()(experiment_flags(study))
+    app.command()(experiment_flags(glue))
+    app.command()(diagnose)
     app.command()(report)
     app.command()(submit)
 
@@ -81,6 +83,75 @@ def _seeds(text: str) -> list[int]:
         return [int(piece) for piece in text.split(",")]
     except ValueError:
         raise BertVisionError(f"--seeds takes whole numbers such as 0,1,2, got {text!r}.") from None
+
+
+def glue(experiment: "Experiment", root: Root = Path("runs"), as_json: Json = False) -> None:
+    """Run the nine tasks of GLUE: one table on the dev rows, and the official average.
+
+    Tasks without data are named and left out; there is no average then. The average is the mean over tasks of the mean
+    of their metrics. If the data directory holds diagnostic-full.tsv, the mnli model is scored on it (AX).
+
+    Example: bertvision glue --data-dir glue --limit 3000
+    """
+    from bertvision.lab.reports import GLUE_TASKS, run_glue
+
+    if experiment.task:
+        raise BertVisionError("`glue` runs all nine tasks. `bertvision run --task NAME` runs one of them.")
+    result = run_glue(experiment, root)
+    if as_json:
+        output.as_json(result.to_dict())
+        return
+    if result.scores:
+        models = list(result.scores[0].models)
+        rows: list[dict[str, str]] = [
+            {
+                "task": score.task,
+                "rows": f"{score.rows[0]:,} / {score.rows[1]:,}",
+                "metrics": ", ".join(score.models[models[0]]),
+                **{name: " / ".join(f"{value:.2f}" for value in score.models[name].values()) for name in models},
+            }
+            for score in result.scores
+        ]
+        averages = {name: "-" if (mean := result.average(name)) is None else f"{mean:.2f}" for name in models}
+        rows.append({"task": "GLUE", "rows": "", "metrics": "average of the tasks", **averages})
+        if result.diagnostics:
+            shown = {name: f"{value:.2f}" for name, value in result.diagnostics.items()}
+            rows.append({"task": "ax", "rows": "", "metrics": "matthews (not in the average)", **shown})
+        output.table(rows, numbers=models)
+    if result.missing:
+        print(f"There is no average: {len(result.missing)} of {len(GLUE_TASKS)} tasks have no data.")
+    for name, why in result.missing.items():
+        print(f"{name}: {why}")
+
+
+def diagnose(
+    run: RunReference,
+    file: Annotated[Path, typer.Option(help="GLUE's diagnostic-full.tsv.")],
+    root: Root = Path("runs"),
+    as_json: Json = False,
+) -> None:
+    """Score an mnli model on GLUE's diagnostic set (AX): Matthews correlation, overall and by phenomenon.
+
+    Example: bertvision diagnose mnli --file glue/diagnostic/diagnostic-full.tsv
+    """
+    from bertvision.lab import reports
+
+    scores = reports.diagnose(resolve_run(run, root).directory, file)
+    if as_json:
+        from dataclasses import asdict
+
+        output.as_json([asdict(score) for score in scores])
+        return
+    rows = [
+        {
+            "group": score.group,
+            "phenomenon": score.name or "all",
+            "rows": f"{score.rows:,}",
+            "matthews": f"{score.matthews:.2f}",
+        }
+        for score in scores
+    ]
+    output.table(rows, numbers=["rows", "matthews"])
 
 
 def report(

@@ -64,6 +64,7 @@ class BaseTextEstimator(TimeLimitMixin, PersistenceMixin, BaseEstimator, ABC):
         head: str | HeadConfig = "default",
         validation_fraction: float = 0.1,
         max_tokens: int | None = None,
+        long_texts: str = "truncate",
         controls: bool = True,
         settings: Mapping[str, Any] | None = None,
         random_state: Any = 0,
@@ -81,6 +82,7 @@ class BaseTextEstimator(TimeLimitMixin, PersistenceMixin, BaseEstimator, ABC):
         self.head = head
         self.validation_fraction = validation_fraction
         self.max_tokens = max_tokens
+        self.long_texts = long_texts
         self.controls = controls
         self.settings = settings
         self.random_state = random_state
@@ -262,6 +264,7 @@ class BaseTextEstimator(TimeLimitMixin, PersistenceMixin, BaseEstimator, ABC):
                 "data": {
                     "validation_fraction": float(self.validation_fraction),
                     "max_tokens": int(self.max_tokens or 0),
+                    "long_texts": self.long_texts,
                 },
                 **settings,
             },

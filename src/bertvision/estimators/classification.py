@@ -64,7 +64,9 @@ class TextClassifier(ClassifierMixin, BaseTextEstimator):
             "macro_f1", "average_precision" or "accuracy" (all labels right). None: "accuracy"; for several labels
             "micro_f1".
         validation_fraction: The fraction of the rows that is held out for validation if `fit` gets no `eval_set`.
-        max_tokens: The largest number of tokens of an input. Longer texts are truncated. None: 128.
+        max_tokens: The largest number of tokens that the encoder reads at once. None: 128.
+        long_texts: What is done with longer texts: "truncate", or "windows": they are read in overlapping windows of
+            `max_tokens`, and the head pools the hidden states of all of them. Texts of more than 2,048 tokens are cut.
         controls: Whether to train the controls that `leaderboard_` shows: BERT's own kind of head, and the head on the
             last layer only.
         settings: Other settings of `bertvision.lab.Experiment`, such as {"finetune.learning_rate": 5e-5}.
@@ -96,6 +98,7 @@ class TextClassifier(ClassifierMixin, BaseTextEstimator):
         metric: str | None = None,
         validation_fraction: float = 0.1,
         max_tokens: int | None = None,
+        long_texts: str = "truncate",
         controls: bool = True,
         settings: Mapping[str, Any] | None = None,
         random_state: Any = 0,
@@ -114,6 +117,7 @@ class TextClassifier(ClassifierMixin, BaseTextEstimator):
             head=head,
             validation_fraction=validation_fraction,
             max_tokens=max_tokens,
+            long_texts=long_texts,
             controls=controls,
             settings=settings,
             random_state=random_state,

@@ -11,8 +11,9 @@ import numpy as np
 from sklearn.utils import check_random_state
 
 from bertvision.encoders import Encoder
-from bertvision.errors import BertVisionError
+from bertvision.errors import BertVisionError, lookup
 from bertvision.heads import HeadConfig
+from bertvision.inputs import LONG_TEXTS
 from bertvision.time_limits import parse_bytes, parse_seconds
 
 
@@ -30,6 +31,7 @@ def check_parameters(parameters: Mapping[str, Any]) -> None:
     max_tokens = parameters["max_tokens"]
     if max_tokens is not None and not (_is_integer(max_tokens) and max_tokens > 0):
         raise BertVisionError(f"max_tokens must be a whole number of 1 or more, or None, got {max_tokens!r}.")
+    lookup(LONG_TEXTS, parameters.get("long_texts", "truncate"), "value of long_texts")
     if not isinstance(parameters["head"], str | HeadConfig):
         raise BertVisionError(
             f"A head is given by its name or as a HeadConfig, so that it can be saved and loaded; got "

@@ -9,7 +9,7 @@ from bertvision import devices, heads
 from bertvision.encoders import EncoderInfo
 from bertvision.errors import BertVisionError, lookup
 from bertvision.heads import HeadConfig
-from bertvision.inputs import with_primary_metric
+from bertvision.inputs import parts_of_batch, with_primary_metric, with_windows
 from bertvision.pipeline.experiment import Experiment, SpanConfig, resolve_fractions
 from bertvision.pipeline.state_requests import MODES
 from bertvision.states import FORMATS
@@ -56,9 +56,12 @@ def resolve(experiment: Experiment, task: Task, encoder: EncoderInfo) -> Pipelin
     max_tokens = min(experiment.data.max_tokens or task.max_tokens, encoder.max_tokens)
     if experiment.data.max_tokens > max_tokens:
         logger.info(f"{experiment.encoder} reads at most {max_tokens} tokens; longer inputs are truncated.")
+    task, max_tokens = with_windows(task, experiment.data.long_texts, max_tokens)
     finetuning, head_training = experiment.finetune, experiment.train
     finetuning_rate = finetuning.learning_rate or encoder.learning_rate or task.learning_rate
     head_rate = head_training.learning_rate or heads.DEFAULT_LEARNING_RATES[task.example_kind]
+    finetuning = replace(finetuning, learning_rate=finetuning_rate, batch_size=finetuning.batch_size or task.batch_size)
+    parts = parts_of_batch(task, finetuning.batch_size, finetuning.gradient_accumulation_steps)
     return PipelineConfig(
         experiment=replace(
             experiment,
@@ -70,9 +73,7 @@ def resolve(experiment: Experiment, task: Task, encoder: EncoderInfo) -> Pipelin
         encoder=encoder,
         heads=tuple(trained),
         auxiliary_head=auxiliary_head,
-        finetuning=replace(
-            finetuning, learning_rate=finetuning_rate, batch_size=finetuning.batch_size or task.batch_size
-        ),
+        finetuning=replace(finetuning, gradient_accumulation_steps=parts),
         head_training=replace(
             head_training, learning_rate=head_rate, batch_size=head_training.batch_size or task.batch_size
         ),

@@ -17,6 +17,8 @@ from bertvision.encoders import Encoder, load_encoder_info
 from bertvision.errors import BertVisionError, lookup
 from bertvision.heads import HeadConfig
 from bertvision.inputs import (
+    WindowedText,
+    log_windows,
     require_own_files,
     split_by_time,
     task_from_files,
@@ -247,7 +249,12 @@ def _warn_truncated(data: ExperimentData) -> None:
     if data.dev is data.validation:
         del features["dev"]
     most = data.config.encoder.max_tokens
-    advice = f"`max_tokens` may be up to {most} for this encoder."
+    advice = f"`max_tokens` may be up to {most} for this encoder; `long_texts=windows` reads longer texts."
+    if isinstance(data.task, WindowedText):
+        log_windows(features, data.task.window_tokens)
+        advice = "This is the largest number of tokens that windows cover."
+    elif type(data.task) is not TextTask or len(data.task.texts) > 1:
+        advice = f"`max_tokens` may be up to {most} for this encoder."
     warn_truncated(features, data.max_tokens, advice)
 
 

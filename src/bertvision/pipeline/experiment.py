@@ -49,6 +49,8 @@ class DataConfig:
     """The seed of validation and limits. It differs from `seed`, so that all seeds use the same split."""
     max_tokens: int = 0
     """The largest number of tokens of an input. 0: the default of the task."""
+    long_texts: str = "truncate"
+    """What is done with longer texts: "truncate", or "windows": they are read in overlapping windows of max_tokens."""
     train_file: str = ""
     dev_file: str = ""
     validation_file: str = ""

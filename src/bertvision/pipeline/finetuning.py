@@ -52,6 +52,7 @@ from bertvision.shared_encoders import load_bert_head
 from bertvision.states import TokenBatches
 from bertvision.training import STOPPED, Checkpointer, FitOptions, FractionRecord, Loss, fit
 from bertvision.types import Batches, StateView
+from bertvision.windowed_encoders import in_windows
 
 SavedModel = EncoderWithHead | TwoHeadModel
 
@@ -260,16 +261,17 @@ def _frozen_checkpoint(data: ExperimentData, root: Path) -> CheckpointSet:
 
 
 def frozen_encoder(data: ExperimentData) -> CachedEncoder:
-    """Return the encoder of an experiment from the cache. It must not be changed."""
+    """Return the encoder of an experiment from the cache, as its task reads. It must not be changed."""
     assert data.frozen_cache is not None
     key = (data.experiment.encoder, data.experiment.precision, data.experiment.cpu_optimizations, devices.device())
 
     def load_to_device() -> LoadedEncoder:
-        loaded = load(data)
+        loaded = _load_plain(data)
         loaded.encoder.to(devices.device())
         return loaded
 
-    return data.frozen_cache.encoder(key, load_to_device)
+    cached = data.frozen_cache.encoder(key, load_to_device)
+    return replace(cached, loaded=_as_task_reads(cached.loaded, data))
 
 
 def _import_checkpoints(data: ExperimentData, root: Path) -> CheckpointSet:
@@ -286,9 +288,18 @@ def _import_checkpoints(data: ExperimentData, root: Path) -> CheckpointSet:
     return checkpoints
 
 
-@with_cpu_setting
 def load(data: ExperimentData, name: str = "") -> LoadedEncoder:
-    """Load the encoder that an experiment starts from, or the one called `name`."""
+    """Load the encoder that an experiment starts from, or the one called `name`; it reads as the task needs it."""
+    return _as_task_reads(_load_plain(data, name), data)
+
+
+def _as_task_reads(loaded: LoadedEncoder, data: ExperimentData) -> LoadedEncoder:
+    """Return the encoder with the windows of the task, if it has such."""
+    return replace(loaded, encoder=in_windows(loaded.encoder, data.task))
+
+
+@with_cpu_setting
+def _load_plain(data: ExperimentData, name: str = "") -> LoadedEncoder:
     devices.check_precision(data.experiment.precision)
     return load_encoder(name or data.encoder or data.experiment.encoder, data.experiment.precision)
 

@@ -230,6 +230,7 @@ def encode_items(models: dict[str, TrainedModel], items: Sequence[Item]) -> dict
             model.task.text_names,
             getattr(model.task, "answerable", None),
             getattr(model.task, "splitting", None),
+            getattr(model.task, "window_tokens", None),
         )
         if key not in cache:
             cache[key] = model.encode(items)

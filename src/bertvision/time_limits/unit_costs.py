@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bertvision.files import sync_directory
 from bertvision.heads import HeadConfig, build_for_view, required_view, set_training_precision
@@ -113,10 +113,8 @@ def count_features(config: HeadConfig, data: ExperimentData, checkpoint: Checkpo
     """Return how many numbers the classifier of a head reads."""
     shape = data.shape(checkpoint.encoder, [config])
     head = build_for_view(config, shape, required_view([config], shape))
-    classifiers = [
-        part.classifier for part in head.modules() if isinstance(getattr(part, "classifier", None), torch.nn.Linear)
-    ]
-    return sum(linear.in_features for linear in classifiers)
+    parts = (getattr(part, "classifier", None) for part in head.modules())
+    return sum(classifier.in_features for classifier in parts if isinstance(classifier, nn.Linear))
 
 
 def _read(data: ExperimentData, checkpoint: Checkpoint, view: StateView) -> tuple[Batch, float]:
@@ -180,7 +178,7 @@ def _matrix_speed() -> float:
     seconds = []
     for _ in range(3):
         began = time.perf_counter()
-        matrix @ matrix
+        torch.mm(matrix, matrix)
         seconds.append(time.perf_counter() - began)
     return 2 * MATRIX**3 / min(seconds)
 

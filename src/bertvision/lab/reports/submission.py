@@ -7,6 +7,7 @@ from typing import Any
 from bertvision import pipeline
 from bertvision.errors import BertVisionError
 from bertvision.files import atomic_write
+from bertvision.lab.reports.diagnostics import TEXTS
 from bertvision.runs import Run, open_run
 from bertvision.tasks import read_table
 from bertvision.trained_model import TrainedModel
@@ -23,6 +24,8 @@ GLUE_FILES = {
     "rte": "RTE",
     "wnli": "WNLI",
 }
+DIAGNOSTIC = "AX"
+"""The file of the answers of an mnli model to the diagnostic set."""
 
 
 def write_submission(run: Path, out: Path, file: Path | None = None) -> list[Path]:
@@ -44,7 +47,9 @@ def write_submission(run: Path, out: Path, file: Path | None = None) -> list[Pat
         raise BertVisionError("Name the official test file of a GLUE task: --file glue/.../test.tsv.")
     table = read_table(file)
     description = model.task.to_dict()
-    texts = [values for _, values in table.pick(description["texts"])]
+    is_diagnostic = name == "mnli" and (file.stem == DIAGNOSTIC or file.stem.startswith("diagnostic"))
+    columns = TEXTS if is_diagnostic and set(TEXTS) <= set(table.columns) else description["texts"]
+    texts = [values for _, values in table.pick(columns)]
     indices = [values[0] for _, values in table.pick(["index"])] if "index" in table.columns else range(len(texts))
     answers = model.predict([row[0] if len(row) == 1 else tuple(row) for row in texts])
     lines = ["index\tprediction"]
@@ -52,6 +57,7 @@ def write_submission(run: Path, out: Path, file: Path | None = None) -> list[Pat
         f"{index}\t{_format_prediction(description, answer)}" for index, answer in zip(indices, answers, strict=True)
     ]
     title = "MNLI-mm" if name == "mnli" and "mismatched" in file.name else GLUE_FILES[name]
+    title = DIAGNOSTIC if is_diagnostic else title
     return [_write(out / f"{title}.tsv", "\n".join(lines) + "\n")]
 
 
