@@ -4,10 +4,11 @@
     python benchmarks/time_limits.py kills [--stop-after 270]
     python benchmarks/time_limits.py rows
     python benchmarks/time_limits.py report
+    python benchmarks/time_limits.py plans
 
 Every result is added to benchmarks/results/time_limits.json when it is there, so that a command which is run again goes
 on. A run is a process that is forked after the imports, and its time is that from the call of `fit` to its end; of the
-command line it is the time from the start of the process to its end. "Beside a competing process" means beside one that
+command line it is the time from the start of the process to its end. `plans` prints the table of docs/time-limits.md. "Beside a competing process" means beside one that
 multiplies matrices all the time. MiniLM is the encoder.
 """
 
@@ -33,7 +34,8 @@ from bertvision import TextClassifier, TextRegressor, trained_model
 from bertvision.files import file_lock, write_json
 from bertvision.lab.benchmarks import table  # noqa: F401  # the tasks of GLUE and of the registry
 from bertvision.tasks import TASKS, DataRequest
-from bertvision.time_limits import BEST_FILE, open_best
+from bertvision.time_limits import BEST_FILE, DataSize, Limits, UnitCosts, make_plan, open_best
+from bertvision.time_limits.planner import usable_rows
 
 RESULTS = Path(__file__).parent / "results" / "time_limits.json"
 GLUE = {"mrpc": "MRPC", "sst2": "SST-2"}
@@ -120,8 +122,9 @@ class Competitor:
 
 def _multiply() -> None:
     matrix = np.ones((700, 700), dtype=np.float32)
+    product = np.empty_like(matrix)
     while True:
-        matrix @ matrix
+        np.matmul(matrix, matrix, out=product)
 
 
 def fit_within(texts: list[Any], labels: list[Any], limit: float, folder: str) -> dict[str, Any]:
@@ -246,6 +249,28 @@ def report(results: dict[str, Any]) -> None:
         print(f"300,000 rows at 120 s: {rows['seconds']:.1f} s, {rows['peak_gigabytes']:.1f} GB, {rows['best']:.1f}")
 
 
+def plans(forward: float) -> None:
+    """Print what the planner does for data of three sizes at four limits, with unit costs like those of MiniLM."""
+    costs = UnitCosts(
+        forward=forward,
+        training=forward / 3,
+        head=3 * forward,
+        flops=5e10,
+        disk=2e8,
+        encoder_bytes=90_000_000,
+        state_bytes=5_376,
+        features=5_376,
+    )
+    print("| rows | limit | stages, with their seconds |\n|---:|---:|---|")
+    for rows in (300, 5_000, 300_000):
+        for seconds in (5, 15, 60, 300):
+            usable = min(rows, usable_rows(costs, 25, seconds))
+            size = DataSize(kind="text", rows=usable, validation_rows=min(usable // 10, 400), row_tokens=25)
+            plan = make_plan(size, costs, Limits(seconds=seconds - 1, memory=4 * 10**9, disk=10**10))
+            steps = "; ".join(f"{stage.describe()} ({stage.seconds:.1f})" for stage in plan.stages)
+            print(f"| {rows:,} | {seconds} s | {'; '.join([steps, *plan.notes])} |")
+
+
 def read_results() -> dict[str, Any]:
     """Return the results so far."""
     empty: dict[str, Any] = {"limits": {}, "kills": [], "rows": {}}
@@ -263,12 +288,15 @@ def add_results(part: str, new: Any) -> None:
 def main() -> None:
     """Run the part that is named."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=["limits", "kills", "rows", "report"])
+    parser.add_argument("part", choices=["limits", "kills", "rows", "report", "plans"])
     parser.add_argument("--glue", type=Path, default=Path())
     parser.add_argument("--other", type=Path, default=Path())
     parser.add_argument("--reverse", action="store_true", help="begin with the last run, beside another process")
     parser.add_argument("--stop-after", type=float, default=1e9, help="begin no run after this many seconds")
     arguments = parser.parse_args()
+    if arguments.part == "plans":
+        plans(10_000)
+        return
     if arguments.part == "report":
         report(read_results())
         return
