@@ -8,8 +8,8 @@
 
 Every result is added to benchmarks/results/time_limits.json when it is there, so that a command which is run again goes
 on. A run is a process that is forked after the imports, and its time is that from the call of `fit` to its end; of the
-command line it is the time from the start of the process to its end. `plans` prints the table of docs/time-limits.md. "Beside a competing process" means beside one that
-multiplies matrices all the time. MiniLM is the encoder.
+command line it is the time from the start of the process to its end. `plans` prints the table of docs/time-limits.md.
+"Beside a competing process" means beside one that multiplies matrices all the time. MiniLM is the encoder.
 """
 
 import argparse

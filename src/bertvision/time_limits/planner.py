@@ -23,6 +23,8 @@ TUNED_ROWS = 600
 """Rows that fine-tuning must read to be worth its time: below, the time is better spent on heads."""
 TUNED_SHARE = 0.25
 """Of small data, the share of an epoch that is enough."""
+TUNED_HEAD_ROWS = 500
+"""Heads on fine-tuned states need as many rows, or all. The heads that were fine-tuned along have seen more."""
 MAX_EPOCHS = 8.0
 MAX_ROUNDS = 3
 """How often an encoder is fine-tuned, with other seeds, if the time allows all epochs each time."""
@@ -168,7 +170,9 @@ def usable_rows(costs: UnitCosts, row_tokens: float, seconds: float) -> int:
 def _fit_memory(size: DataSize, costs: UnitCosts, limits: Limits) -> tuple[UnitCosts, str, list[str]]:
     """Return the costs with half of the layers if all layers of the rows do not fit in memory."""
     needed = size.rows * size.row_tokens * costs.state_bytes
-    affordable = limits.seconds * costs.forward * costs.state_bytes  # more cannot be read
+    is_tuned = limits.seconds * costs.training / size.row_tokens > TUNED_ROWS
+    share = HEADS_SHARE.get(size.kind, 0.15) if is_tuned else 1.0
+    affordable = share * limits.seconds * costs.forward * costs.state_bytes  # more are not read
     available = limits.memory - WORKING_BYTES
     if min(needed, affordable) <= available:
         return costs, "", []
@@ -208,7 +212,8 @@ def _heads(
     fixed = 2 * costs.writing + validation
     rows = _resident(size, costs, limits)
     fewest = 0.0 if size.has_convex and rows > FEWEST_ROWS else FEWEST_EPOCHS
-    while rows >= FEWEST_ROWS or rows == size.rows:
+    least = min(size.rows, TUNED_HEAD_ROWS) if kind is StageKind.TUNED else min(size.rows, FEWEST_ROWS)
+    while rows >= least:
         tokens = rows * size.row_tokens
         reading = max(0, rows - read) * size.row_tokens / costs.forward
         convex_rows = _convex_rows(rows, costs, limits, CONVEX_SHARE * seconds) if size.has_convex else 0
