@@ -34,7 +34,7 @@ def size(rows: int, tokens: float = 20.0, kind: str = "text", scored: int = 0) -
         (size(3_000), 200, [FIRST, FROZEN, FINETUNE, TUNED, SCORE]),
         (size(200), 60, [FIRST, FROZEN, *[FINETUNE, TUNED] * 3, SCORE]),
         (size(200), 300, [FIRST, FROZEN, *[FINETUNE, TUNED] * MAX_ROUNDS, SCORE]),
-        (size(60_000), 15, [FIRST, FINETUNE, SCORE]),
+        (size(60_000), 15, [FIRST, FINETUNE, TUNED, SCORE]),
         (size(3_000, 120), 15, [FIRST, FROZEN, SCORE]),
         (size(3_000, 50, "span"), 60, [FIRST, FINETUNE, TUNED, SCORE]),
     ],

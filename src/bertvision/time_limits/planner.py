@@ -232,7 +232,7 @@ def _heads(
                 memory=memory,
                 disk=2**22,
             )
-        rows = int(0.9 * rows)
+        rows = max(least, int(0.9 * rows)) if rows > least else 0
     return None
 
 
