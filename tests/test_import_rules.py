@@ -40,6 +40,7 @@ LIBRARY = [
     ["trained_model"],
     ["prediction_files", "evaluation_reports", "model_groups"],
     ["pipeline"],
+    ["time_limits"],
 ]
 """Runs, trained models, and training as a whole: what uses the core and is meant for users."""
 FLOORS = [*CORE, *LIBRARY, ["lab", "serving"], ["estimators"], ["cli"], ["__init__", "__main__"]]

@@ -1,8 +1,10 @@
-"""Memory of this process."""
+"""Memory of this process, and free disk."""
 
 import ctypes
 import gc
+import shutil
 from contextlib import suppress
+from pathlib import Path
 
 
 def trim_memory() -> None:
@@ -17,3 +19,17 @@ def free_memory() -> int:
     import psutil
 
     return int(psutil.virtual_memory().available)
+
+
+def held_memory() -> int:
+    """Return the bytes of memory that this process holds."""
+    import psutil
+
+    return int(psutil.Process().memory_info().rss)
+
+
+def free_disk(path: Path) -> int:
+    """Return the free bytes of the disk that holds a path, which need not exist."""
+    return shutil.disk_usage(
+        next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.is_dir())
+    ).free

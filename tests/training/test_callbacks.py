@@ -15,7 +15,6 @@ from bertvision.training import (
     FitOptions,
     TrainingConfig,
     fit,
-    learning_rate_factor,
 )
 
 
@@ -76,7 +75,7 @@ def test_events_of_a_whole_training():
         step_losses = [event.losses[name] for event in steps]
         assert math.isclose(sum(step_losses[:5]) / 5, train_state.losses[0])
     rates = [event.learning_rates["a"] for event in steps]
-    assert rates == [1e-2 * learning_rate_factor(step, 5, OPTIM) for step in range(15)]
+    assert rates == [1e-2 * OPTIM.rate_factor(step, 5) for step in range(15)]
     seconds = [event.seconds for _, event in recorder.calls]
     assert seconds == sorted(seconds) and seconds[-1] > 0
 

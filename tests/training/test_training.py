@@ -16,7 +16,6 @@ from bertvision.training import (
     TrainingConfig,
     checkpointer,
     fit,
-    learning_rate_factor,
     loop,
 )
 from bertvision.types import Batch
@@ -98,7 +97,7 @@ def test_learns():
 @pytest.mark.parametrize("schedule", ["linear", "constant"])
 def test_rate(schedule):
     optim = TrainingConfig(learning_rate=1, epochs=4, warmup_epochs=0.5, schedule=schedule)
-    rates = [learning_rate_factor(step, 10, optim) for step in range(40)]
+    rates = [optim.rate_factor(step, 10) for step in range(40)]
     assert rates[0] == pytest.approx(0.2) and rates[4] == 1.0  # five steps of warm-up
     assert all(0 < r <= 1 for r in rates)
     if schedule == "constant":

@@ -1,4 +1,4 @@
-"""Commands that train and evaluate: run, finetune, train, evaluate, score, ensemble, demo."""
+"""Commands that train and evaluate: run, plan, finetune, train, evaluate, score, ensemble, demo."""
 
 import json
 import sys
@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bertvision.cli import output
+from bertvision.cli import output, planning
 from bertvision.cli.options import experiment_flags
+from bertvision.cli.planning import DiskLimit, MemoryLimit, TimeLimit
 from bertvision.cli.run_references import RunReference, RunReferences, resolve_model, resolve_run, task_kind_of
 from bertvision.errors import BertVisionError
 from bertvision.progress import is_main_rank
@@ -37,25 +38,47 @@ DEMO_TASKS: dict[str, list[Any]] = {
 
 def register(app: typer.Typer) -> None:
     """Add the commands to `app`."""
-    for command in (run, finetune, train):
+    for command in (run, planning.plan, finetune, train):
         app.command()(experiment_flags(command))
     for command in (evaluate, score, ensemble, demo):
         app.command()(command)
 
 
-def run(experiment: "Experiment", root: Root = Path("runs"), as_json: Json = False) -> None:
+def run(
+    experiment: "Experiment",
+    time_limit: TimeLimit = "",
+    memory_limit: MemoryLimit = "",
+    disk_limit: DiskLimit = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan of a time limit only.")] = False,
+    root: Root = Path("runs"),
+    as_json: Json = False,
+) -> None:
     """Train a model: fine-tune an encoder briefly, train heads on all its layers, and score them on the dev rows.
 
     The data are a task of `bertvision tasks` (--task) or your own file (--train-file).
 
     The table marks the head with the best validation score; `bertvision predict TASK "a text"` uses it.
 
+    With --time-limit, everything is done within that time, from the start of the command: rows are read, the encoder is
+    fine-tuned as long as it pays, and the best model is saved and scored. `--fractions` is not used then.
+
     Example: bertvision run --train-file tickets.csv --text body --label team
+
+    Example: bertvision run --task mrpc --time-limit 5m
 
     Example: bertvision run --task stsb --limit 1000 --heads learned,adapter:token_pooling=max
     """
     from bertvision import pipeline
 
+    if time_limit:
+        limits = planning.LimitFlags(time_limit, memory_limit, disk_limit)
+        if dry_run:
+            planning.print_plan(experiment, limits, root, as_json)
+        else:
+            _print_comparison(planning.run_within(experiment, limits, root, as_json), as_json)
+        return
+    if memory_limit or disk_limit or dry_run:
+        raise BertVisionError("--memory-limit, --disk-limit and --dry-run need --time-limit, such as --time-limit 5m.")
     if "," in experiment.task:
         _run_multitask(experiment, root, as_json)
         return

@@ -20,14 +20,17 @@ from bertvision.estimators.history import HistoryRecorder
 from bertvision.estimators.leaderboard import leaderboard_rows
 from bertvision.estimators.parameters import check_parameters, seed
 from bertvision.estimators.persistence import PersistenceMixin
+from bertvision.estimators.time_limit import TimeLimitMixin
 from bertvision.heads import HeadConfig
 from bertvision.inputs import Rows, examples_from_rows, read_items, read_rows, warn_truncated
 from bertvision.inputs.tables import as_items, as_table, columns_of_items
-from bertvision.pipeline import ExperimentResult, load_data, resolve, run_data
+from bertvision.pipeline import ExperimentResult, PipelineConfig, load_data, resolve, run_data
 from bertvision.pipeline.experiment import Experiment, check, merge
 from bertvision.progress import hidden
 from bertvision.runs import Run
 from bertvision.tasks import DataSplits, Example, Task
+from bertvision.time_limits import Clock, parse_seconds
+from bertvision.trained_model import TrainedModel
 from bertvision.training import Callback
 from bertvision.training.callbacks import check_callbacks
 from bertvision.types import Features, Predictions
@@ -35,7 +38,7 @@ from bertvision.types import Features, Predictions
 logger: logging.Logger = logging.getLogger(__name__)
 
 
-class BaseTextEstimator(PersistenceMixin, BaseEstimator, ABC):
+class BaseTextEstimator(TimeLimitMixin, PersistenceMixin, BaseEstimator, ABC):
     """The common part of `TextClassifier`, `TextRegressor`, `TokenClassifier` and `QuestionAnswerer`.
 
     Fitted estimators have these attributes:
@@ -55,6 +58,9 @@ class BaseTextEstimator(PersistenceMixin, BaseEstimator, ABC):
         encoder: str | os.PathLike[str] | Encoder = "minilm",
         *,
         fraction: float = 0.3,
+        time_limit: float | str | None = None,
+        memory_limit: int | str | None = None,
+        disk_limit: int | str | None = None,
         head: str | HeadConfig = "default",
         validation_fraction: float = 0.1,
         max_tokens: int | None = None,
@@ -70,6 +76,9 @@ class BaseTextEstimator(PersistenceMixin, BaseEstimator, ABC):
     ):
         self.encoder = encoder
         self.fraction = fraction
+        self.time_limit = time_limit
+        self.memory_limit = memory_limit
+        self.disk_limit = disk_limit
         self.head = head
         self.validation_fraction = validation_fraction
         self.max_tokens = max_tokens
@@ -98,7 +107,7 @@ class BaseTextEstimator(PersistenceMixin, BaseEstimator, ABC):
         sample_weight: Any = None,
         callbacks: Sequence[Callback] = (),
     ) -> Self:
-        """Train on texts and labels.
+        """Train on texts and labels. With a `time_limit`, everything is done within it.
 
         Args:
             X: Texts: a list, array or Series of texts or of pairs of texts; or a DataFrame, a `datasets.Dataset` or
@@ -115,6 +124,7 @@ class BaseTextEstimator(PersistenceMixin, BaseEstimator, ABC):
             callbacks: Objects with the methods of `bertvision.training.Callback`.
         """
         self._check(callbacks)
+        clock = None if self.time_limit is None else Clock(parse_seconds(self.time_limit))
         rows = self._read_rows(
             X,
             y,
@@ -128,7 +138,7 @@ class BaseTextEstimator(PersistenceMixin, BaseEstimator, ABC):
         self._check_labels(rows)
         evaluation = None if eval_set is None else self._read_eval_set(eval_set, rows, label)
         start = self.run_ if self.warm_start and hasattr(self, "run_") else None
-        return self._fit(rows, evaluation, callbacks, start)
+        return self._fit(rows, evaluation, callbacks, start, clock)
 
     def partial_fit(
         self,
@@ -181,8 +191,15 @@ class BaseTextEstimator(PersistenceMixin, BaseEstimator, ABC):
         names = dict(zip(("text", "text_pair"), rows.text_names, strict=False))
         return self._read_rows(eval_set, None, label=self._label_format(label or rows.label), labelled=True, **names)
 
-    def _fit(self, rows: Rows, evaluation: Rows | None, callbacks: Sequence[Callback], start: Run | None) -> Self:
-        """Train through the pipeline, and load the best head."""
+    def _fit(
+        self,
+        rows: Rows,
+        evaluation: Rows | None,
+        callbacks: Sequence[Callback],
+        start: Run | None,
+        clock: Clock | None = None,
+    ) -> Self:
+        """Train through the pipeline, or within the time of a clock, and load the best model."""
         if start is not None:
             self._check_labels_are_known(rows)
         task = self._make_task(rows, start)
@@ -193,26 +210,43 @@ class BaseTextEstimator(PersistenceMixin, BaseEstimator, ABC):
             validation=None if evaluation is None else _examples(evaluation, task),
             source=rows.source or "memory",
         )
-        history = HistoryRecorder()
-        with self._context():
-            result, info = self._run(task, splits, [history, *callbacks], start)
-            model = cached_states.load_model(result.best, info)
+        self._timed_run = None
+        if clock is not None:
+            config, encoder = self._configure(task, None)
+            self._run_within(clock, config, splits, encoder, callbacks)
+        else:
+            history = HistoryRecorder()
+            with self._context():
+                result, info = self._run(task, splits, [history, *callbacks], start)
+                model = cached_states.load_model(result.best, info)
+            self._set_result(result, model)
+            history.add("finished", validation_score=result.best.validation_score[0])
+            self.history_ = history.entries
+        # A result from the cache may have been trained on a table with other names of columns.
+        self._columns = (rows.text_names, rows.label)
+        persistence.rename_columns(self.model_, self._columns)
+        self._set_fitted_attributes(rows, start)
+        return self
+
+    def _set_result(self, result: ExperimentResult, model: TrainedModel) -> None:
         mark_used(result.best.directory.parent.parent)
         self.result_ = result
         self.run_ = result.best
         self.model_ = model
-        # A result from the cache may have been trained on a table with other names of columns.
-        self._columns = (rows.text_names, rows.label)
-        persistence.rename_columns(model, self._columns)
-        history.add("finished", validation_score=result.best.validation_score[0])
-        self.history_ = history.entries
-        self._set_fitted_attributes(rows, start)
-        return self
 
     def _run(
         self, task: Task, splits: DataSplits, callbacks: Sequence[Callback], start: Run | None
     ) -> tuple[ExperimentResult, EncoderInfo]:
         """Run the pipeline on rows in memory; return its result, and the tokenizer of the encoder."""
+        config, encoder = self._configure(task, start)
+        data = load_data(config, splits)
+        given = encoder if isinstance(encoder, Encoder) else None
+        data = replace(data, callbacks=callbacks, encoder=given, frozen_cache=cached_states.CACHE)
+        self._validation_texts = [example.texts for example in data.validation.examples[:200]]
+        return run_data(data, cache_directory(self.cache_dir), start=start), config.encoder
+
+    def _configure(self, task: Task, start: Run | None) -> tuple[PipelineConfig, str | Encoder]:
+        """Return the configuration of the pipeline, and the encoder that training starts from."""
         encoder = os.fspath(self.encoder) if isinstance(self.encoder, os.PathLike) else self.encoder
         settings: dict[str, Any] = {"fractions": [float(self.fraction)]}
         if start is not None:  # the encoder is the fine-tuned one, and is not changed
@@ -238,13 +272,7 @@ class BaseTextEstimator(PersistenceMixin, BaseEstimator, ABC):
         experiment = check(merge(experiment, _nested(self.settings or {})))
         is_name = isinstance(encoder, str) and not os.path.exists(encoder)
         info = cached_states.encoder_info(encoder) if is_name else load_encoder_info(encoder)
-        config = resolve(experiment, task, info)
-        data = load_data(config, splits)
-        given = encoder if isinstance(encoder, Encoder) else None
-        data = replace(data, callbacks=callbacks, encoder=given, frozen_cache=cached_states.CACHE)
-        self._validation_texts = [example.texts for example in data.validation.examples[:200]]
-        result = run_data(data, cache_directory(self.cache_dir), start=start)
-        return result, info
+        return resolve(experiment, task, info), encoder
 
     @contextmanager
     def _context(self) -> Iterator[None]:

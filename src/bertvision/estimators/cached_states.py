@@ -4,7 +4,7 @@ from functools import lru_cache
 
 from bertvision import devices
 from bertvision.computed_states import ComputedStates
-from bertvision.encoders import EncoderInfo, load_encoder_info
+from bertvision.encoders import Encoder, EncoderInfo, load_encoder_info
 from bertvision.pipeline import cache_keys, experiment_of
 from bertvision.pipeline.frozen_cache import FrozenCache, full_view
 from bertvision.prediction import evaluation_batches, predict
@@ -24,9 +24,19 @@ def encoder_info(name: str) -> EncoderInfo:
     return load_encoder_info(name)
 
 
-def load_model(run: Run, info: EncoderInfo, cache: FrozenCache = CACHE) -> TrainedModel:
-    """Load the model of a run in the precision it was scored in. The encoder in the cache is used if it is the same."""
+def load_model(
+    run: Run, info: EncoderInfo, cache: FrozenCache = CACHE, *, encoder: Encoder | None = None
+) -> TrainedModel:
+    """Load the model of a run in the precision it was scored in. The encoder in the cache is used if it is the same.
+
+    `encoder` is the encoder of the run, if it is in memory.
+    """
     pool = EncoderPool(precision="run")
+    first = (run.members() or [run])[0]
+    if encoder is not None:
+        weights = first.record.encoder_hash
+        pool.loaded[weights, scoring_precision(first)] = TorchEncoder(encoder, weights)
+        return TrainedModel(run, pool, info)
     cached = cache.last_encoder
     if cached is not None and cached.weights_hash == run.record.encoder_hash:
         pool.loaded[cached.weights_hash, scoring_precision(run)] = TorchEncoder(

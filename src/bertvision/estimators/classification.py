@@ -51,6 +51,10 @@ class TextClassifier(ClassifierMixin, BaseTextEstimator):
         encoder: The name of an encoder (`bertvision encoders` lists them), the name of a model on the Hugging Face Hub,
             the directory of a model, or an `Encoder`.
         fraction: Epochs of fine-tuning, e.g. 0.3. 0: the encoder is used as it is.
+        time_limit: Seconds, or a text such as "5m", for everything that `fit` does. What is trained, and for how long,
+            follows from it, and `fraction` and `controls` are not used. None: no limit.
+        memory_limit: Bytes, or a text such as "4GB", that the process may hold. It needs a time limit.
+        disk_limit: Bytes, or a text such as "1GB", that the models may take on disk. It needs a time limit.
         head: The head: "default", a specification such as "adapter:size=32", or a `HeadConfig`.
         class_weight: "balanced", or weights by class, as in scikit-learn. None: all classes have the same weight.
         label_separator: The text between several labels in a string, e.g. ",". "": a string is one label. None: labels
@@ -85,6 +89,9 @@ class TextClassifier(ClassifierMixin, BaseTextEstimator):
         encoder: str | os.PathLike[str] | Encoder = "minilm",
         *,
         fraction: float = 0.3,
+        time_limit: float | str | None = None,
+        memory_limit: int | str | None = None,
+        disk_limit: int | str | None = None,
         head: str | HeadConfig = "default",
         class_weight: str | Mapping[Any, float] | None = None,
         label_separator: str | None = None,
@@ -104,6 +111,9 @@ class TextClassifier(ClassifierMixin, BaseTextEstimator):
         super().__init__(
             encoder,
             fraction=fraction,
+            time_limit=time_limit,
+            memory_limit=memory_limit,
+            disk_limit=disk_limit,
             head=head,
             validation_fraction=validation_fraction,
             max_tokens=max_tokens,

@@ -14,6 +14,7 @@ from bertvision.encoders import Encoder
 from bertvision.errors import BertVisionError, lookup
 from bertvision.heads import HeadConfig
 from bertvision.inputs import LONG_TEXTS
+from bertvision.time_limits import parse_bytes, parse_seconds
 
 
 def check_parameters(parameters: Mapping[str, Any]) -> None:
@@ -41,6 +42,15 @@ def check_parameters(parameters: Mapping[str, Any]) -> None:
         raise BertVisionError(
             f'settings must be a dictionary such as {{"finetune.learning_rate": 5e-5}}, got {settings!r}.'
         )
+    if parameters["time_limit"] is not None:
+        parse_seconds(parameters["time_limit"])
+    for name in ("memory_limit", "disk_limit"):
+        if parameters[name] is not None:
+            parse_bytes(parameters[name], name)
+            if parameters["time_limit"] is None:
+                raise BertVisionError(f"{name} needs a time_limit: without one, everything is read and kept.")
+    if parameters["time_limit"] is not None and parameters["warm_start"]:
+        raise BertVisionError("time_limit and warm_start cannot be combined. After fit, fit_more(seconds) goes on.")
     if parameters["cache_dir"] is not None:
         check_path(parameters["cache_dir"], "cache_dir")
 

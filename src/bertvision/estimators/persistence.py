@@ -146,6 +146,7 @@ class PersistenceMixin:
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without the loaded model, which is loaded again from its directory."""
         state: dict[str, Any] = super().__getstate__()  # pyright: ignore[reportAssignmentType]
+        state = {name: value for name, value in state.items() if name != "_timed_run"}  # it holds the rows
         return state | {"model_": state["model_"].run.directory} if "model_" in state else state
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@
 """
 
 from bertvision.pipeline.config import PipelineConfig, resolve
-from bertvision.pipeline.data import ExperimentData, dev_examples, find_task, load_data, prepare
+from bertvision.pipeline.data import ExperimentData, dev_examples, find_task, load_data, load_splits, prepare
 from bertvision.pipeline.evaluation import ensemble, evaluate, rescore
 from bertvision.pipeline.finetuning import Checkpoint, CheckpointSet, finetune, open_checkpoint
 from bertvision.pipeline.head_training import train_heads
@@ -47,6 +47,7 @@ __all__ = [
     "finetune",
     "finetune_multitask",
     "load_data",
+    "load_splits",
     "open_checkpoint",
     "prepare",
     "rescore",

@@ -210,11 +210,7 @@ def prepare(experiment: Experiment) -> ExperimentData:
 def load_data(config: PipelineConfig, splits: DataSplits | None = None) -> ExperimentData:
     """Split off validation and tokenize. Without `splits`, the task loads the rows from its data source."""
     task, settings = config.task, config.experiment.data
-    if splits is None:
-        splits = task.load(DataRequest(data_dir=settings.data_dir, source=settings.source))
-        if settings.time:
-            own = require_own_files(task, settings.time)
-            splits = split_by_time(own, settings.time, splits, settings.validation_fraction)
+    splits = splits or load_splits(config)
     train_count = max(2, round(settings.train_fraction * len(splits.train))) if settings.train_fraction < 1 else 0
     train = task.sample(splits.train, settings.limit or train_count, settings.split_seed)
     if splits.validation is None:
@@ -223,18 +219,28 @@ def load_data(config: PipelineConfig, splits: DataSplits | None = None) -> Exper
         validation = task.sample(splits.validation, settings.limit, settings.split_seed)
     dev = task.sample(splits.dev, settings.limit_dev, settings.split_seed)
     if settings.class_weight:
-        train = _balance(task, train)
-    validation_split = _tokenize(config, validation)
+        train = balance(task, train)
+    validation_split = tokenize(config, validation)
     loaded = ExperimentData(
         config=config,
         source=splits.source,
-        train=_tokenize(config, train),
+        train=tokenize(config, train),
         validation=validation_split,
-        dev=_tokenize(config, dev) if dev else validation_split,
+        dev=tokenize(config, dev) if dev else validation_split,
     )
     _warn_truncated(loaded)
     warn_data(task, loaded.train.examples, loaded.validation.examples, loaded.dev.examples if dev else [])
     return loaded
+
+
+def load_splits(config: PipelineConfig) -> DataSplits:
+    """Load the rows from the data source of the task."""
+    task, settings = config.task, config.experiment.data
+    splits = task.load(DataRequest(data_dir=settings.data_dir, source=settings.source))
+    if settings.time:
+        own = require_own_files(task, settings.time)
+        splits = split_by_time(own, settings.time, splits, settings.validation_fraction)
+    return splits
 
 
 def _warn_truncated(data: ExperimentData) -> None:
@@ -263,7 +269,7 @@ def split_validation(task: Task, examples: list[Example], settings: DataConfig) 
     return split_at(examples, draw_whole_groups(task.strata(examples), groups, share, seed))
 
 
-def _balance(task: Task, examples: list[Example]) -> list[Example]:
+def balance(task: Task, examples: list[Example]) -> list[Example]:
     """Weight training examples so that all classes have the same total weight, and the mean weight stays the same."""
     if task.outputs == 1 or task.independent_outputs:
         raise BertVisionError(f"data.class_weight is for tasks with classes, one per row, unlike {task.name}.")
@@ -272,7 +278,8 @@ def _balance(task: Task, examples: list[Example]) -> list[Example]:
     return [replace(row, weight=row.weight * float(weight)) for row, weight in zip(examples, weights, strict=True)]
 
 
-def _tokenize(config: PipelineConfig, examples: list[Example]) -> Split:
+def tokenize(config: PipelineConfig, examples: list[Example]) -> Split:
+    """Tokenize examples, and give their rows their weights."""
     features = config.task.encode(examples, config.encoder.tokenizer, config.max_tokens)
     if any(example.weight != 1 for example in examples):
         weights = {example.id: example.weight for example in examples}

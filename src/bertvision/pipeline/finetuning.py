@@ -166,7 +166,7 @@ def _finetune_missing(
         size = sum(tensor.numel() * tensor.element_size() for tensor in loaded.encoder.parameters())
         require_space(checkpoint_sets[0].directory, size * len(missing) * len(members), "Saving the fine-tuned encoder")
     loaded.encoder.freeze(first.experiment.frozen)
-    training = _one_task(first, loaded) if len(members) == 1 else _several_tasks(members, loaded)
+    training = one_task_training(first, loaded) if len(members) == 1 else _several_tasks(members, loaded)
 
     saved_fractions: list[float] = []
 
@@ -176,7 +176,7 @@ def _finetune_missing(
         for member, saved, model in zip(members, checkpoint_sets, training.saved_models, strict=True):
             if distributed.is_main_process():
                 write_json(saved.directory / "settings.json", settings)
-                _save_checkpoint(member, saved, model, reached)
+                save_checkpoint(member, saved, model, reached)
 
     if max(missing) == 0:
         save(None)
@@ -196,7 +196,7 @@ def _finetune_missing(
     return saved_fractions[-1] if stopped else None
 
 
-def _one_task(data: ExperimentData, loaded: LoadedEncoder) -> EncoderTraining:
+def one_task_training(data: ExperimentData, loaded: LoadedEncoder) -> EncoderTraining:
     """Return the training of BERT, with an auxiliary head unless the experiment has none."""
     model: SavedModel = new_bert(data, loaded)
     config = data.config
@@ -255,7 +255,7 @@ def _frozen_checkpoint(data: ExperimentData, root: Path) -> CheckpointSet:
     checkpoints = CheckpointSet(cache_keys.finetuning_directory(root, data, settings), [0.0])
     if distributed.is_main_process() and not checkpoints.is_complete(0.0):
         write_json(checkpoints.directory / "settings.json", settings)
-        _save_checkpoint(data, checkpoints, _bert(data, cached.loaded), CheckpointRecord(fraction=0.0))
+        save_checkpoint(data, checkpoints, bert_model(data, cached.loaded), CheckpointRecord(fraction=0.0))
     distributed.barrier()
     return checkpoints
 
@@ -283,7 +283,7 @@ def _import_checkpoints(data: ExperimentData, root: Path) -> CheckpointSet:
         if distributed.is_main_process() and not checkpoints.is_complete(fraction):
             write_json(directory / "settings.json", settings)
             bert = new_bert(data, load(data, data.experiment.encoder_at(fraction)))
-            _save_checkpoint(data, checkpoints, bert, CheckpointRecord(fraction=fraction))
+            save_checkpoint(data, checkpoints, bert, CheckpointRecord(fraction=fraction))
     distributed.barrier()
     return checkpoints
 
@@ -309,10 +309,10 @@ def new_bert(data: ExperimentData, loaded: LoadedEncoder | None = None) -> Encod
     """Return the encoder with BERT's own head, as fine-tuning starts."""
     loaded = loaded or load(data)
     loaded.encoder.restrict_vocabulary(data.vocabulary())
-    return _bert(data, loaded)
+    return bert_model(data, loaded)
 
 
-def _bert(data: ExperimentData, loaded: LoadedEncoder) -> EncoderWithHead:
+def bert_model(data: ExperimentData, loaded: LoadedEncoder) -> EncoderWithHead:
     """Return an encoder with a new head of BERT's own kind, initialised with the weights of the checkpoint."""
     devices.manual_seed(data.experiment.seed)
     span = data.experiment.span
@@ -339,7 +339,7 @@ def _load_matching_weights(head: BertHead, weights: Mapping[str, Tensor]) -> Non
     head.load_state_dict(own | {k: v for k, v in weights.items() if k in own and v.shape == own[k].shape})
 
 
-def _save_checkpoint(
+def save_checkpoint(
     data: ExperimentData, checkpoints: CheckpointSet, model: SavedModel, record: CheckpointRecord
 ) -> None:
     """Save the encoder of a fraction. The file that marks it as complete is written last."""

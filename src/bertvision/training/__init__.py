@@ -11,7 +11,7 @@ from bertvision.training.callbacks import (
 )
 from bertvision.training.checkpointer import Checkpointer
 from bertvision.training.config import FitOptions, FractionRecord, Loss, TrainingConfig, ValidationScore
-from bertvision.training.loop import fit, learning_rate_factor
+from bertvision.training.loop import fit
 from bertvision.training.train_state import STOPPED, TrainState
 
 __all__ = [
@@ -31,5 +31,4 @@ __all__ = [
     "TrainingEvent",
     "ValidationScore",
     "fit",
-    "learning_rate_factor",
 ]

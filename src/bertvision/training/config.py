@@ -39,6 +39,15 @@ class TrainingConfig:
     patience: int = 0
     """Stop after this many epochs without a better validation score; 0: never."""
 
+    def rate_factor(self, step: int, steps_per_epoch: int) -> float:
+        """Return the learning rate at `step` as a share of its peak: it rises in the warm-up, then stays or falls."""
+        warmup, total = self.warmup_epochs * steps_per_epoch, self.epochs * steps_per_epoch
+        if step + 1 <= warmup:
+            return (step + 1) / warmup
+        if self.schedule == "constant":
+            return 1.0
+        return max(0.0, (total - step) / max(1.0, total - warmup))
+
 
 @dataclass(frozen=True, kw_only=True)
 class FractionRecord:

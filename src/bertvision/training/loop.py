@@ -152,7 +152,7 @@ class _Loop:
         if self.callbacks:
             rates = {
                 name: train_state.config.learning_rate
-                * learning_rate_factor(self.state.step - 1, self.steps_per_epoch, train_state.config)
+                * train_state.config.rate_factor(self.state.step - 1, self.steps_per_epoch)
                 for name, train_state in self.active.items()
             }
             losses = {name: self.losses[name] for name in rates}
@@ -252,21 +252,11 @@ class _Loop:
             train_state.stopped = "finished"
 
 
-def learning_rate_factor(step: int, steps_per_epoch: int, config: TrainingConfig) -> float:
-    """Return the learning rate at `step` as a share of its peak: it rises in the warm-up, then stays or falls."""
-    warmup, total = config.warmup_epochs * steps_per_epoch, config.epochs * steps_per_epoch
-    if step + 1 <= warmup:
-        return (step + 1) / warmup
-    if config.schedule == "constant":
-        return 1.0
-    return max(0.0, (total - step) / max(1.0, total - warmup))
-
-
 def _step(train_state: TrainState, batch: Batch, loss: Loss, step: int, steps_per_epoch: int) -> float:
     """Take one optimizer step with one model; return its loss."""
     model, config = train_state.model.train(), train_state.config
     for group in train_state.optimizer.param_groups:
-        factor = learning_rate_factor(step, steps_per_epoch, config)
+        factor = config.rate_factor(step, steps_per_epoch)
         group["lr"] = config.learning_rate * factor * group["lr_scale"]
     total = 0.0
     for part in _split(batch, max(config.gradient_accumulation_steps, _required_parts(model, batch))):
