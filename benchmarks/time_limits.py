@@ -68,7 +68,7 @@ def rows_of(task: str, count: int, glue: Path, other: Path) -> tuple[list[Any], 
     else:
         request = DataRequest(data_dir=str(glue / GLUE[task])) if task in GLUE else DataRequest(source="registry")
         train = TASKS[task].load(request).train
-        texts = [example.texts if len(example.texts) > 1 else example.texts[0] for example in train]
+        texts = [example.texts if example.texts[1:] else "".join(example.texts) for example in train]
         labels = [example.label for example in train]
     order = random.Random(0).sample(range(len(texts)), count or len(texts))
     return [texts[row] for row in order], [labels[row] for row in order]

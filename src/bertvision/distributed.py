@@ -6,6 +6,7 @@ All processes run the same program and share results and decisions. In a single 
 import atexit
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 
 import torch
 import torch.distributed as torch_distributed
@@ -26,7 +27,7 @@ class ProcessGroup:
 def process_group() -> ProcessGroup:
     """Return the group of this process. The first call joins it."""
     if torch_distributed.is_available():  # imported later, its default arguments would keep the group and its threads
-        import torch.distributed.nn
+        import_module("torch.distributed.nn")
     from accelerate import Accelerator  # the import takes seconds that a listing of runs does not need
 
     # With `cpu=True` processes on CPUs form a group, too; without it, each of them would train alone.
