@@ -37,6 +37,9 @@ from bertvision.types import Features, Predictions
 
 logger: logging.Logger = logging.getLogger(__name__)
 
+AUTO = "auto"
+"""The value of `head` that trains the default heads of the kind of task. Validation chooses among them."""
+
 
 class BaseTextEstimator(TimeLimitMixin, PersistenceMixin, BaseEstimator, ABC):
     """The common part of `TextClassifier`, `TextRegressor`, `TokenClassifier` and `QuestionAnswerer`.
@@ -61,7 +64,7 @@ class BaseTextEstimator(TimeLimitMixin, PersistenceMixin, BaseEstimator, ABC):
         time_limit: float | str | None = None,
         memory_limit: int | str | None = None,
         disk_limit: int | str | None = None,
-        head: str | HeadConfig = "default",
+        head: str | HeadConfig = "auto",
         validation_fraction: float = 0.1,
         max_tokens: int | None = None,
         long_texts: str = "truncate",
@@ -256,7 +259,7 @@ class BaseTextEstimator(TimeLimitMixin, PersistenceMixin, BaseEstimator, ABC):
             {
                 "task": task.name,
                 "encoder": encoder if isinstance(encoder, str) else encoder.name,
-                "heads": [str(self.head)],
+                "heads": self._heads(start),
                 "controls": self.controls,
                 "metric": self._metric(),
                 "seed": seed(self.random_state),
@@ -273,6 +276,12 @@ class BaseTextEstimator(TimeLimitMixin, PersistenceMixin, BaseEstimator, ABC):
         is_name = isinstance(encoder, str) and not os.path.exists(encoder)
         info = cached_states.encoder_info(encoder) if is_name else load_encoder_info(encoder)
         return resolve(experiment, task, info), encoder
+
+    def _heads(self, start: Run | None) -> list[str]:
+        """Return the heads to train. No heads: those that are the default of the kind of task."""
+        if start is not None:
+            return [start.name]
+        return [] if self.head == AUTO else [str(self.head)]
 
     @contextmanager
     def _context(self) -> Iterator[None]:

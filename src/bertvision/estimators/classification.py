@@ -55,7 +55,8 @@ class TextClassifier(ClassifierMixin, BaseTextEstimator):
             follows from it, and `fraction` and `controls` are not used. None: no limit.
         memory_limit: Bytes, or a text such as "4GB", that the process may hold. It needs a time limit.
         disk_limit: Bytes, or a text such as "1GB", that the models may take on disk. It needs a time limit.
-        head: The head: "default", a specification such as "adapter:size=32", or a `HeadConfig`.
+        head: The head: "auto" trains the default heads of the kind of task, of which validation chooses one; or
+            "default", a specification such as "adapter:size=32", or a `HeadConfig`.
         class_weight: "balanced", or weights by class, as in scikit-learn. None: all classes have the same weight.
         label_separator: The text between several labels in a string, e.g. ",". "": a string is one label. None: labels
             that seem to hold several are refused with a question.
@@ -92,7 +93,7 @@ class TextClassifier(ClassifierMixin, BaseTextEstimator):
         time_limit: float | str | None = None,
         memory_limit: int | str | None = None,
         disk_limit: int | str | None = None,
-        head: str | HeadConfig = "default",
+        head: str | HeadConfig = "auto",
         class_weight: str | Mapping[Any, float] | None = None,
         label_separator: str | None = None,
         metric: str | None = None,

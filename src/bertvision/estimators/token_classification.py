@@ -53,7 +53,7 @@ class TokenClassifier(BaseTextEstimator):
         time_limit: float | str | None = None,
         memory_limit: int | str | None = None,
         disk_limit: int | str | None = None,
-        head: str | HeadConfig = "default",
+        head: str | HeadConfig = "auto",
         scheme: str = "auto",
         validation_fraction: float = 0.1,
         max_tokens: int | None = None,

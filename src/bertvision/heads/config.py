@@ -216,17 +216,21 @@ def resolve_heads(specs: Sequence[str], kind: str) -> list[HeadConfig]:
 
 
 DEFAULT_HEADS = {
-    "span": {"learned": HeadConfig("learned"), DEFAULT: HeadConfig("adapter-skip")},
-    "tokens": {"learned": HeadConfig("learned"), DEFAULT: HeadConfig("adapter-skip")},
+    "span": {DEFAULT: HeadConfig("adapter-skip")},
+    "tokens": {DEFAULT: HeadConfig("adapter-skip")},
     "pair": {
-        "learned": HeadConfig("learned"),
         DEFAULT: HeadConfig.parse(
             "adapter:encoding=both,layers=every2,members=3,size=32,token_pooling=max+compare+align"
         ),
+        "ridge": HeadConfig("ridge", encoding="both", layers="every2", token_pooling="compare"),
     },
-    "text": {"learned": HeadConfig("learned"), DEFAULT: HeadConfig("adapter", members=3, size=32, token_pooling="max")},
+    "text": {
+        DEFAULT: HeadConfig("adapter", members=3, size=32, token_pooling="max"),
+        "ridge": HeadConfig("ridge"),
+        "logistic": HeadConfig("logistic", layers="last"),
+    },
 }
-"""The heads trained when none are named, by the kind of task (docs/decisions/0020, 0023, 0024)."""
+"""The heads trained when none are named, by the kind of task (docs/decisions/0020, 0023, 0024, 0043)."""
 
 
 def default_head(kind: str) -> HeadConfig:

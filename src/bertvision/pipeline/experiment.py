@@ -137,7 +137,8 @@ class Experiment:
     data: DataConfig = DataConfig()
     span: SpanConfig = SpanConfig()
     finetune: TrainingConfig = TrainingConfig(schedule="constant")
-    train: TrainingConfig = TrainingConfig(epochs=3.0, patience=2, batch_size=32)
+    train: TrainingConfig = TrainingConfig(epochs=0.0, patience=3, batch_size=32)
+    """How heads are trained. 0 epochs: as many as the number of rows needs (`head_epochs`)."""
 
     @property
     def checkpoints_given(self) -> bool:
@@ -295,14 +296,11 @@ def check(experiment: Experiment) -> Experiment:
     """Raise an error for values that no step can use. Contradictions between values are found by the steps."""
     for name, optim in (("finetune", experiment.finetune), ("train", experiment.train)):
         lookup(dict.fromkeys(SCHEDULES), optim.schedule, f"{name}.schedule")
-        if (
-            optim.epochs <= 0
-            or optim.gradient_accumulation_steps < 1
-            or optim.batch_size < 0
-            or optim.learning_rate < 0
-        ):
+        too_short = optim.epochs < 0 or (optim.epochs == 0 and name == "finetune")
+        if too_short or optim.gradient_accumulation_steps < 1 or optim.batch_size < 0 or optim.learning_rate < 0:
+            least = "epochs > 0" if name == "finetune" else "epochs >= 0"
             raise BertVisionError(
-                f"[{name}] needs epochs > 0, gradient_accumulation_steps >= 1, batch_size >= 0, learning_rate >= 0."
+                f"[{name}] needs {least}, gradient_accumulation_steps >= 1, batch_size >= 0, learning_rate >= 0."
             )
     if not 0 < experiment.finetune.layer_decay <= 1 or experiment.train.layer_decay != 1:
         raise BertVisionError(

@@ -119,7 +119,7 @@ def _open_training_states(
 ) -> _TrainingStates:
     began = time.perf_counter()
     validation = held_out_states(data, checkpoint, "validation", view)
-    shuffled = data.shuffled(data.config.head_training, label_fraction=data.experiment.label_fraction)
+    shuffled = data.shuffled(data.head_training, label_fraction=data.experiment.label_fraction)
     train = states(data, checkpoint, "train", view, shuffled, dtype)
     return _TrainingStates(train=train, validation=validation, seconds=time.perf_counter() - began)
 
@@ -238,7 +238,7 @@ def _new_models(
 ) -> tuple[dict[str, nn.Module], dict[str, TrainingConfig]]:
     """Build every head once for each learning rate; return the heads and their settings by "head@rate"."""
     models, trainings = {}, {}
-    rates = sorted({data.config.head_training.learning_rate, *data.experiment.extra_learning_rates})
+    rates = sorted({data.head_training.learning_rate, *data.experiment.extra_learning_rates})
     for config, rate in itertools.product(configs, rates):
         head = new_head(data, config, shape, view)
         if is_convex(head) and rate != rates[0]:
@@ -246,7 +246,7 @@ def _new_models(
         if start is not None:
             warm_start(head, start, data.task.to_dict())
         models[f"{config}@{rate:g}"] = head
-        trainings[f"{config}@{rate:g}"] = replace(data.config.head_training, learning_rate=rate)
+        trainings[f"{config}@{rate:g}"] = replace(data.head_training, learning_rate=rate)
     return models, trainings
 
 

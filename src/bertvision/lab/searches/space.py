@@ -138,7 +138,7 @@ def default_trial(
     rate = experiment.train.learning_rate or heads.DEFAULT_LEARNING_RATES[kind]
     return {
         "learning_rate": _clip(rate, space.learning_rate),
-        "epochs": _clip(int(experiment.train.epochs), space.epochs),
+        "epochs": _clip(int(experiment.train.epochs) or space.epochs[1], space.epochs),
         "head": spec,
         "fraction": experiment.head_fractions[0],
     } | {name: _nearest(options[name], getattr(space, name)) for name in _open_options(config, kind == "span")}
