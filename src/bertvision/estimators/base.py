@@ -140,7 +140,7 @@ class BaseTextEstimator(TimeLimitMixin, PersistenceMixin, BaseEstimator, ABC):
         )
         self._check_labels(rows)
         evaluation = None if eval_set is None else self._read_eval_set(eval_set, rows, label)
-        start = self.run_ if self.warm_start and hasattr(self, "run_") else None
+        start = self._last_head() if self.warm_start else None
         return self._fit(rows, evaluation, callbacks, start, clock)
 
     def partial_fit(
@@ -170,7 +170,7 @@ class BaseTextEstimator(TimeLimitMixin, PersistenceMixin, BaseEstimator, ABC):
             sample_weight=sample_weight,
             labelled=True,
         )
-        return self._fit(rows, None, callbacks, getattr(self, "run_", None))
+        return self._fit(rows, None, callbacks, self._last_head())
 
     def _check(self, callbacks: Sequence[Callback]) -> None:
         """Raise an error if a parameter or a callback is of a wrong type, also where the result is in the cache."""
@@ -282,6 +282,12 @@ class BaseTextEstimator(TimeLimitMixin, PersistenceMixin, BaseEstimator, ABC):
         if start is not None:
             return [start.name]
         return [] if self.head == AUTO else [str(self.head)]
+
+    def _last_head(self) -> Run | None:
+        """Return the head that training continues with; of an ensemble, the best one on validation."""
+        run = getattr(self, "run_", None)
+        members = [] if run is None else run.members()
+        return max(members, key=lambda member: member.validation_score) if members else run
 
     @contextmanager
     def _context(self) -> Iterator[None]:

@@ -121,6 +121,8 @@ class Experiment:
     """Also train two controls: BERT's own kind of head, and each head on the last layer only."""
     ensembles: list[str] = field(default_factory=lambda: ["max"])
     """How the predictions of BERT and the chosen head are combined: max, mean, product."""
+    combine_heads: bool = True
+    """Whether the heads of a checkpoint are combined, as long as that improves the validation score."""
     states: str = "auto"
     """Where hidden states come from: computed once and held in "memory", or in a "store" on disk, or computed in every
     epoch ("stream"). "auto": in memory if they are few, else whichever of the others is faster in a short trial."""
