@@ -198,6 +198,7 @@ def test_groups_and_equal_texts_stay_together(shared, texts, labels):
 
 
 def test_weights_have_an_effect(shared, texts, labels):
+    shared = shared | {"head": "default"}
     plain = TextClassifier(**shared).fit(texts, labels).predict_proba(texts)
     ones = TextClassifier(**shared).fit(texts, labels, sample_weight=np.ones(48)).predict_proba(texts)
     weights = [5.0 if label == "pos" else 1.0 for label in labels]
@@ -214,6 +215,7 @@ def test_weights_have_an_effect(shared, texts, labels):
 
 
 def test_random_state(shared, texts, labels):
+    shared = shared | {"head": "default"}
     answers = [TextClassifier(**shared | {"random_state": s}).fit(texts, labels).predict_proba(texts) for s in (0, 1)]
     assert not np.array_equal(*answers)
     for seed in (np.int64(1), np.random.RandomState(0), None):

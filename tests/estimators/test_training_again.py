@@ -27,7 +27,7 @@ def test_the_same_call_trains_nothing_and_writes_nothing_here(fast, texts, label
 
 @pytest.mark.parametrize("method", ["partial_fit", "warm_start"])
 def test_training_continues_with_the_same_encoder(fast, texts, labels, method):
-    classifier = TextClassifier(**fast | {"fraction": 0.5}).fit(texts[:36], labels[:36])
+    classifier = TextClassifier(**fast | {"fraction": 0.5, "head": "default"}).fit(texts[:36], labels[:36])
     before, run, counter = classifier.predict_proba(texts), classifier.run_, CountSteps()
     if method == "partial_fit":
         classifier.partial_fit(texts[24:], labels[24:], callbacks=[counter])
@@ -40,6 +40,15 @@ def test_training_continues_with_the_same_encoder(fast, texts, labels, method):
     ):
         classifier.partial_fit(texts[:2], ["pos", "mixed"])
     assert classifier.predict(texts[:2]).shape == (2,)
+
+
+def test_an_ensemble_continues_with_its_best_head(fast, texts, labels):
+    classifier = TextClassifier(**fast).fit(texts[:36], labels[:36])
+    members = classifier.run_.members()
+    best = max(members, key=lambda run: run.validation_score).name if members else classifier.run_.name
+    assert set(classifier.leaderboard_.query("kind == 'head'")["model"]) == {"default", "ridge", "logistic:layers=last"}
+    classifier.partial_fit(texts[24:], labels[24:])
+    assert classifier.run_.name == best and not classifier.run_.members()
 
 
 def test_partial_fit_keeps_the_scale_of_numbers(fast, texts):

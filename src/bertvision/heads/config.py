@@ -215,13 +215,12 @@ def resolve_heads(specs: Sequence[str], kind: str) -> list[HeadConfig]:
     return list(dict.fromkeys(HeadConfig.parse(spec, kind) for spec in specs)) or list(DEFAULT_HEADS[kind].values())
 
 
+_ALIGNED = "max+compare+align"
 DEFAULT_HEADS = {
     "span": {DEFAULT: HeadConfig("adapter-skip")},
     "tokens": {DEFAULT: HeadConfig("adapter-skip")},
     "pair": {
-        DEFAULT: HeadConfig.parse(
-            "adapter:encoding=both,layers=every2,members=3,size=32,token_pooling=max+compare+align"
-        ),
+        DEFAULT: HeadConfig("adapter", encoding="both", layers="every2", members=3, size=32, token_pooling=_ALIGNED),
         "ridge": HeadConfig("ridge", encoding="both", layers="every2", token_pooling="compare"),
     },
     "text": {
