@@ -201,8 +201,7 @@ def split_specs(text: str) -> list[str]:
         if specs and re.match(r"[\d-]+$|[^:]*=", piece):
             specs[-1] += f",{piece}"
         elif "*" in piece or piece == "all":
-            names = fnmatch.filter(HEADS, "*" if piece == "all" else piece)
-            if not names:
+            if not (names := fnmatch.filter(HEADS, "*" if piece == "all" else piece)):
                 raise BertVisionError(f"No head matches {piece!r}. Known: {', '.join(sorted(HEADS))}.")
             specs += [name for name in names if name != BERT_HEAD]
         else:
