@@ -9,6 +9,7 @@ exceptions, more than 5 seconds, files opened outside of the given directories, 
 import argparse
 import asyncio
 import hashlib
+import io
 import json
 import logging
 import os
@@ -528,11 +529,67 @@ def models_target(folder: Path, secret: Path) -> Read:
     return read
 
 
+class ClientTransport(asyncio.Transport):
+    """The client's side of a connection without a socket: collects what the server writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = bytearray()
+        self.closed = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        if not self.closed:
+            self.written += data
+
+    def close(self) -> None:
+        self.closed = True
+
+    abort = close
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return {"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 80)}.get(name, default)
+
+    def write_eof(self) -> None:
+        pass
+
+    pause_reading = resume_reading = write_eof
+
+
+def raw_request(draw: random.Random, path: str, content: bytes) -> bytes:
+    """Return the bytes of a request, whose head is often malformed."""
+    kind = draw.choice(["application/json"] * 8 + ["text/plain", "", "application/json; charset=utf-7"])
+    method = draw.choice(["POST"] * 12 + ["GET", "HEAD", "OPTIONS", "PUT", "post", "CONNECT", "\0"])
+    lines = [f"{method} {path} HTTP/{draw.choice(['1.1'] * 12 + ['1.0', '2.0', '0.9', 'x'])}", "Host: x"]
+    lines.append(f"Content-Type: {kind}")
+    if draw.random() < 0.2:
+        name = draw.choice(["Authorization", "X-Request-Id", "Accept", "Content-Encoding", "Expect", "Upgrade", "Host"])
+        odd = ["100-continue", "websocket", "gzip", "Basic !", "x" * draw.choice([10, 5000, 20_000])]
+        lines += [f"{name}: {draw.choice(odd)}"] * draw.choice([1, 1, 1, 120])
+    if draw.random() < 0.1:
+        lines.append("Transfer-Encoding: chunked")
+        content = b"%x\r\n%s\r\n0\r\n\r\n" % (len(content), content)
+    else:
+        length = draw.choice([len(content)] * 16 + [len(content) + 1, len(content) // 2, -1, 10**25, 3 * 2**20])
+        lines.append(f"Content-Length: {length}")
+    if draw.random() < 0.1:
+        lines.append("Connection: close")
+    head = "\r\n".join(lines).encode() + b"\r\n\r\n"
+    return (damaged(draw, head) if draw.random() < 0.1 else head) + content
+
+
 def http_target(folder: Path, secret: Path) -> Read:
-    """Requests to the application, in this process."""
+    """Bytes of requests to a server without sockets, in this process."""
+    import uvicorn
+    from uvicorn.server import ServerState
+
     import bertvision
     from bertvision.serving import ServerSettings
     from bertvision.serving.app import create_app
+    from bertvision.serving.connections import Connection, Phase
+    from bertvision.serving.logs import JsonLogger
     from conftest import review
 
     draw = random.Random(0)
@@ -548,25 +605,29 @@ def http_target(folder: Path, secret: Path) -> Read:
     best = bertvision.run(
         train_file=str(folder / "train.csv"), encoder=str(secret), root=folder / "runs", **settings
     ).best
-    application = create_app([bertvision.load(best.directory)], ServerSettings())
+    log = io.StringIO()
+    application = create_app([bertvision.load(best.directory)], ServerSettings(), JsonLogger(log))
     loop = asyncio.new_event_loop()
-    sent: list[Any] = []
+    config = uvicorn.Config(application.middleware, log_config=None, access_log=False, ws="none", lifespan="on")
+    server_state, started = ServerState(), []
 
-    async def call(path: str, method: str, body: bytes, headers: list[tuple[bytes, bytes]]) -> list[Any]:
-        messages: list[Any] = []
-        parts = [{"type": "http.request", "body": body, "more_body": False}]
-
-        async def receive() -> Any:
-            return parts.pop(0) if parts else await asyncio.sleep(60)
-
-        async def send(message: Any) -> None:
-            messages.append(message)
-
-        scope = {"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "scheme": "http"}
-        scope |= {"path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "", "headers": headers}
-        scope |= {"client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80), "state": {}}
-        await application.middleware(scope, receive, send)
-        return messages
+    async def exchange(pieces: list[bytes]) -> bytes:
+        """Send a request in pieces; leave if the server waits for more."""
+        transport = ClientTransport()
+        connection = Connection(config, server_state, {}, loop, connections=application.connections)
+        connection.connection_made(transport)
+        for piece in pieces:
+            if not transport.closed:
+                connection.data_received(piece)
+                await asyncio.sleep(0)
+        while connection.phase in (Phase.REQUEST, Phase.HELD) and connection._message_complete:
+            await asyncio.sleep(0.0002)
+        connection.connection_lost(None)
+        while server_state.tasks:
+            await asyncio.sleep(0)
+        if application.connections.open or application.connections.admission.active:
+            raise RuntimeError("the connection or the place of the request is still counted")
+        return bytes(transport.written)
 
     async def start() -> None:
         events: asyncio.Queue[Any] = asyncio.Queue()
@@ -574,43 +635,33 @@ def http_target(folder: Path, secret: Path) -> Read:
         ready = asyncio.Event()
 
         async def send(message: Any) -> None:
-            sent.append(message)
             ready.set()
 
         scope = {"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}
-        sent.append(asyncio.ensure_future(application.middleware(scope, events.get, send)))
+        started.append(asyncio.ensure_future(application.middleware(scope, events.get, send)))
         await ready.wait()
 
     loop.run_until_complete(start())
     name = next(iter(application.service.models))
     plain = {"items": [["a film"], "a plot"], "models": [name], "nbest": 2, "bert": True, "timeout": 5.0}
+    plain |= {"ids": ["a", 1], "top_k": 2}
     kserve = {"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": ["a film"]}], "id": "1"}
-    paths = [("/v1/predict", plain)] * 3 + [(f"/v2/models/{name}/infer", kserve)] * 2
-    paths += [
-        ("/predict", {"inputs": "a film"}),
-        ("/v2/models/x/infer", kserve),
-        ("/nothing", plain),
-        ("/v1/models", {}),
-    ]
+    hugging_face = {"inputs": ["a film", "a plot"], "parameters": {"top_k": 1}, "model": name}
+    paths = [("/v1/predict", plain)] * 4 + [(f"/v2/models/{name}/infer", kserve)] * 2
+    paths += [("/predict", hugging_face)] * 2
+    paths += [("/v2/models/x/infer", kserve), ("/nothing", plain), ("/v1/models", {}), ("/%ff%00/..", plain)]
 
     def read(draw: random.Random) -> None:
         path, body = draw.choice(paths)
-        kind = draw.choice([b"application/json"] * 6 + [b"text/plain", b"", b"application/json; charset=utf-7"])
-        content = encoded(draw, mutated(draw, body))
-        headers = [(b"content-type", kind), (b"content-length", str(len(content)).encode()), (b"host", b"x")]
-        if draw.random() < 0.1:
-            headers.append(
-                (
-                    draw.choice([b"authorization", b"x-request-id", b"accept", b"content-encoding"]),
-                    damaged(draw, b"abc"),
-                )
-            )
-        method = draw.choice(["POST"] * 9 + ["GET"])
-        messages = loop.run_until_complete(call(path, method, content, headers))
-        status = messages[0]["status"]
-        answer = b"".join(message.get("body", b"") for message in messages[1:])
-        if status >= 500 or b"Traceback" in answer:
-            raise RuntimeError(f"status {status}: {answer[:200]!r}")
+        raw = raw_request(draw, path, encoded(draw, mutated(draw, body)))
+        cuts = sorted(draw.randint(0, len(raw)) for _ in range(draw.choice([0, 0, 1, 5])))
+        pieces = [raw[start:end] for start, end in zip([0, *cuts], [*cuts, len(raw)], strict=True)]
+        answer = loop.run_until_complete(exchange(pieces))
+        status = int(answer[9:12]) if answer else 400
+        if status >= 500 or b"Traceback" in answer or '"failure"' in log.getvalue():
+            raise RuntimeError(f"status {status}: {answer[-200:]!r} {log.getvalue()[-1000:]}")
+        log.seek(0)
+        log.truncate()
         if status >= 400:
             raise bertvision.errors.BertVisionError(f"status {status}")
 
