@@ -183,6 +183,21 @@ def test_a_damaged_graph_is_refused(spans, tmp_path):
         load_all([moved])
 
 
+def test_a_graph_with_other_outputs_is_refused(spans, tmp_path):
+    moved = shutil.copytree(spans[1], tmp_path / "moved")
+    graph = onnx.load(moved / GRAPH)
+    output = graph.graph.output[0]
+    node = next(node for node in graph.graph.node if output.name in node.output)
+    node.output[list(node.output).index(output.name)] = "floats"
+    graph.graph.node.append(onnx.helper.make_node("Cast", ["floats"], [output.name], to=onnx.TensorProto.INT64))
+    output.type.tensor_type.elem_type = onnx.TensorProto.INT64
+    onnx.save(graph, moved / GRAPH)
+    manifest = json.loads((moved / MANIFEST).read_text())
+    (moved / MANIFEST).write_text(json.dumps(manifest | {"sha256": file_hash(moved / GRAPH)}))
+    with pytest.raises(BertVisionError, match="does not hold the logits"):
+        load_all([moved])[0].predict(("who", "the tower in rome was made at ann ."), bert=True)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_can_be_exported(family, reviews, tmp_path):
