@@ -50,6 +50,10 @@ def test_an_exported_model_is_loaded(fitted, texts, tmp_path):
     loaded = TextClassifier.from_pretrained(directory)
     assert np.allclose(loaded.predict_proba(texts), fitted.predict_proba(texts), atol=1e-4)
     assert loaded.classes_.tolist() == [3, 5]
+    quantized = fitted.export("onnx", int8=True)
+    assert quantized == fitted.model_.run.directory / "onnx-int8"
+    probabilities = TextClassifier.from_pretrained(quantized).predict_proba(texts)
+    assert 0 < np.abs(probabilities - fitted.predict_proba(texts)).max() < 0.2
     with pytest.raises(BertVisionError, match="Unknown format 'tflite'"):
         fitted.export("tflite", tmp_path / "other")
 
