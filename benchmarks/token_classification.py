@@ -70,6 +70,13 @@ CHOICES = (
     Setting("full", 2e-4, (3.0,)),
     Setting("heads", 2e-4, (2.0,)),
     Setting("full", 4e-4, (3.0,)),
+    Setting("heads", 1e-4, (2.0,)),
+    Setting("full", 1e-4, (10.0,)),
+    Setting("full", 5e-5, (5.0,)),
+    Setting("heads", 1e-4, (1.0,)),
+    Setting("full", 1e-4, (5.0,)),
+    Setting("lora", 1e-3, (5.0,)),
+    Setting("lora", 3e-3, (5.0,)),
 )
 TESTED: dict[str, Setting] = {}
 """What was best on emerging.dev, by method."""

@@ -66,6 +66,8 @@ class DataConfig:
     """Whether rows without text or label are skipped. They are an error otherwise."""
     time: str = ""
     """A column of times: the newest rows are scored and chosen on, instead of random ones."""
+    groups: str = ""
+    """A column of groups, e.g. authors: the rows of a group are trained on, chosen on or scored on, all of them."""
     class_weight: str = ""
     """"balanced": training rows have weights, so that all classes count alike; for questions, those with and without an
     answer. Empty: all rows count alike."""
