@@ -16,6 +16,7 @@ Packs the cells into benchmarks/results/token-classification.parquet, and writes
 import argparse
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -78,7 +79,12 @@ CHOICES = (
     Setting("lora", 1e-3, (5.0,)),
     Setting("lora", 3e-3, (5.0,)),
 )
-TESTED: dict[str, Setting] = {}
+TESTED: dict[str, Setting] = {
+    "ours": Setting("heads", 1e-4, (2.0,), schedule="constant", defaults=True),
+    "full": Setting("full", 1e-4, (10.0,)),
+    "probe": Setting("heads", 1e-4, (0.0,), schedule="constant", defaults=True),
+    "lora": Setting("lora", 1e-3, (5.0,)),
+}
 """What was best on emerging.dev, by method."""
 
 
@@ -163,11 +169,14 @@ def collect(given: argparse.Namespace, cells: Cells) -> None:
     names = TESTED if with_test else {setting.name: setting for setting in CHOICES}
     planned = {
         f"{given.stage}/{name}/{seed}": (setting, seed)
-        for seed in (given.seeds if with_test else (0,))
         for name, setting in names.items()
+        for seed in (given.seeds if with_test else (0,))
         if name.startswith(tuple(given.only))
     }
+    began = time.monotonic()
     for key in [key for key in planned if key not in cells][: given.most or sys.maxsize]:
+        if time.monotonic() - began > 60 * given.minutes:
+            return
         found = run_cell(*planned[key], given.data_dir, with_test=with_test)
         cells.write(key, found)
         for name, model in found.record["models"].items():
@@ -238,6 +247,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--only", default=[""], type=lambda text: text.split(","), help="beginnings of names of cells")
     parser.add_argument("--seeds", default=list(SEEDS), type=lambda text: [int(each) for each in text.split(",")])
     parser.add_argument("--most", default=0, type=int, help="run at most so many cells; 0: all")
+    parser.add_argument("--minutes", default=12, type=float, help="start no cell later than this")
     return parser.parse_args(words)
 
 

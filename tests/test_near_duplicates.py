@@ -105,4 +105,4 @@ def test_rows_that_nearly_repeat_a_training_row():
 def test_rows_that_nearly_repeat_a_training_row_get_a_warning(fast, messages, texts, labels):
     again = [f"{text} !" for text in texts[:3]] + ["words of no other row at all"]
     TextClassifier(**fast).fit(texts, labels, eval_set=(again, labels[:4]))
-    assert any("3 of 4 validation rows have nearly the words of a training row, e.g." in text for text in messages)
+    assert any("3 of 4 validation rows nearly repeat the words of a training row, e.g." in text for text in messages)

@@ -254,12 +254,12 @@ def load_splits(config: PipelineConfig) -> DataSplits:
 
 
 def _warn_near_repeats(train: list[Example], held_out: Mapping[str, list[Example]]) -> None:
-    """Log how many rows of each split have nearly the words of a training row. Equal texts have another warning."""
+    """Log how many rows of each split nearly repeat the words of a training row. Equal texts have another warning."""
     for name, examples in held_out.items():
         repeats = near_repeats(train, examples)
         if repeats.any():
             logger.warning(
-                f"{np.count_nonzero(repeats):,} of {len(examples):,} {name} rows have nearly the words of a training "
+                f"{np.count_nonzero(repeats):,} of {len(examples):,} {name} rows nearly repeat the words of a training "
                 f"row, e.g. {' / '.join(examples[repeats.argmax()].texts)[:80]!r}, so their scores are too good."
             )
 
