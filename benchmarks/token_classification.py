@@ -81,8 +81,8 @@ CHOICES = (
 )
 TESTED: dict[str, Setting] = {
     "ours": Setting("heads", 1e-4, (2.0,), schedule="constant", defaults=True),
-    "full": Setting("full", 1e-4, (10.0,)),
     "probe": Setting("heads", 1e-4, (0.0,), schedule="constant", defaults=True),
+    "full": Setting("full", 1e-4, (10.0,)),
     "lora": Setting("lora", 1e-3, (5.0,)),
 }
 """What was best on emerging.dev, by method."""
