@@ -23,6 +23,7 @@ class FineTuned:
     validation: float
     best_epoch: float
     seconds: float
+    validation_by_epoch: list[float]
 
 
 def finetune(data: ExperimentData, length: float, rate: float, adapt: Callable[[Encoder], None]) -> FineTuned:
@@ -41,5 +42,5 @@ def finetune(data: ExperimentData, length: float, rate: float, adapt: Callable[[
     state = fit({"model": model}, data.shuffled(training), data.task.loss, {"model": training}, options)["model"]
     seconds = time.perf_counter() - began
     predictions = data.predict_held_out({"model": model}, lambda name: data.ordered(data.held_out[name]), "predict")
-    best = max(score for score, _ in state.validation_scores)
-    return FineTuned(predictions["model"], best, float(state.best_epoch), seconds)
+    by_epoch = [score for score, _ in state.validation_scores]
+    return FineTuned(predictions["model"], max(by_epoch), float(state.best_epoch), seconds, by_epoch)

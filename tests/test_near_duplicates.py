@@ -5,7 +5,8 @@ import random
 import numpy as np
 import pytest
 
-from bertvision.near_duplicates import MIN_SIZE, text_groups
+from bertvision import TextClassifier
+from bertvision.near_duplicates import MIN_SIZE, near_repeats, text_groups
 from bertvision.pipeline.data import split_validation
 from bertvision.pipeline.experiment import DataConfig
 from bertvision.tasks import Example, TextTask
@@ -81,3 +82,27 @@ def test_no_sentence_is_on_both_sides(split):
 def test_one_text_alone_is_split_by_rows():
     train, validation = split_validation(TASK, examples(*["the same text"] * 20), DataConfig(split="texts"))
     assert len(train) == 18 and len(validation) == 2
+
+
+def test_rows_that_nearly_repeat_a_training_row():
+    sentence = "how do i activate my new card before i travel to spain"
+    train = examples(sentence, "thanks", "why was my payment declined", ("a man plays", "he sleeps"))
+    other = examples(
+        "How do I activate my new card, before I travel to Spain?",  # case and punctuation
+        "how do i activate my new card before i travel to france",  # one word at the end
+        "how do i activate my old card before i travel to spain",  # one in the middle: three runs of words differ
+        "activate my new card",  # a phrase of it
+        sentence,  # the same text has another warning
+        "Thanks!",
+        "",
+        ("A man plays", "He sleeps"),
+        ("he sleeps", "a man plays"),
+    )
+    assert np.flatnonzero(near_repeats(train, other)).tolist() == [0, 1, 5, 7]
+    assert not near_repeats([], other).any()
+
+
+def test_rows_that_nearly_repeat_a_training_row_get_a_warning(fast, messages, texts, labels):
+    again = [f"{text} !" for text in texts[:3]] + ["words of no other row at all"]
+    TextClassifier(**fast).fit(texts, labels, eval_set=(again, labels[:4]))
+    assert any("3 of 4 validation rows nearly repeat the words of a training row, e.g." in text for text in messages)

@@ -21,6 +21,9 @@ MAX_SHARE = 0.01
 """A group that texts link has at most this share of the rows, or MIN_SIZE, so that chains do not link everything."""
 MIN_SIZE = 10
 
+ALIKE = 0.8
+"""Texts nearly repeat each other if this share of the shingles of both occurs in both."""
+
 Shingle = tuple[str, ...]
 
 
@@ -45,6 +48,34 @@ def text_groups(examples: Sequence[Example]) -> np.ndarray:
     for one, other in _contained(texts):
         groups.link(rows_of_text[texts[one]][0], rows_of_text[texts[other]][0])
     return strata_of([groups.find(row) for row in range(len(examples))])
+
+
+def near_repeats(train: Sequence[Example], others: Sequence[Example]) -> np.ndarray:
+    """Return which of the other examples have nearly the words of a training example, but not the same texts. (N,)
+
+    Case and punctuation do not count. The texts of a pair are compared together.
+    """
+    known = {example.texts for example in train}
+    own = [frozenset[Shingle]() if example.texts in known else _word_runs(example.texts) for example in others]
+    index: dict[Shingle, list[int]] = defaultdict(list)
+    for row, runs in enumerate(own):
+        for run in runs:
+            index[run].append(row)
+    index = {run: rows for run, rows in index.items() if len(rows) <= MAX_TEXTS}
+    found = np.zeros(len(others), dtype=bool)
+    for texts in known:
+        runs = _word_runs(texts)
+        candidates = {row for run in runs for row in index.get(run, ()) if not found[row]}
+        for row in candidates:
+            common = len(runs & own[row])
+            found[row] = common >= ALIKE * (len(runs) + len(own[row]) - common)
+    return found
+
+
+def _word_runs(texts: Sequence[str]) -> frozenset[Shingle]:
+    """Return all runs of WORDS words of the texts; if there are fewer words, all of them."""
+    words = tuple(re.findall(r"\w+", " ".join(texts).lower()))
+    return frozenset(words[start : start + WORDS] for start in range(max(1, len(words) - WORDS + 1))) - {()}
 
 
 class _Groups:

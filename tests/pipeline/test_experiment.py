@@ -6,7 +6,17 @@ from bertvision.encoders import ENCODERS
 from bertvision.errors import BertVisionError
 from bertvision.heads import HeadConfig
 from bertvision.lab.experiment_files import to_toml
-from bertvision.pipeline.experiment import Experiment, apply, check, load, make, merge, preset, presets
+from bertvision.pipeline.experiment import (
+    Experiment,
+    apply,
+    check,
+    load,
+    make,
+    merge,
+    preset,
+    presets,
+    resolve_fractions,
+)
 from bertvision.tasks import TASKS
 
 GLUE, SIZES = ["cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte"], ("base", "large")
@@ -122,3 +132,11 @@ def test_former_names_of_settings_are_read(tmp_path, messages):
     assert (found.train.gradient_accumulation_steps, found.train.max_grad_norm) == (2, 0.5)
     assert found.extra_learning_rates == [0.1] and make(task="rte", backbone="x").encoder == "x"
     assert "The setting read_at is now called head_fractions." in messages
+
+
+def test_heads_of_entities_are_trained_after_more_fine_tuning():
+    experiment = make(fractions=[0.3, 1.0, 2.0])
+    assert resolve_fractions(experiment, "text").head_fractions == [0.3]
+    assert resolve_fractions(experiment, "tokens").head_fractions == [2.0]
+    given = resolve_fractions(make(head_fractions=[0.5]), "tokens")
+    assert (given.head_fractions, given.fractions) == ([0.5], [0.3, 0.5, 1.0])

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertvision.errors import BertVisionError
-from bertvision.inputs import split_by_time, task_from_files
-from bertvision.inputs.time_splits import read_times
+from bertvision.inputs import require_own_files, split_by_groups, split_by_time, task_from_files
+from bertvision.inputs.column_splits import read_times
 from bertvision.tasks import TASKS, DataRequest, Example, UserFiles
 from bertvision.tasks.splitting import count_of, draw, draw_groups, draw_nested, quantile_bins
 
@@ -96,3 +96,19 @@ def test_the_newest_rows_are_chosen_and_scored_on(tmp_path):
     (tmp_path / "own.csv").write_text("text,label,day\na,x,1\nb,y,soon\n")
     with pytest.raises(BertVisionError, match="line 3: the time is 'soon'; expected a number or an ISO date"):
         read_times(task.read_rows(tmp_path / "own.csv"), "day")
+
+
+def test_groups_stay_in_one_split(tmp_path):
+    rows = [f"text {row},{'ab'[row % 2]},author {row % 13}" for row in range(130)]
+    (tmp_path / "own.csv").write_text("\n".join(["text,label,author", *rows]))
+    task = task_from_files(UserFiles(train=str(tmp_path / "own.csv")))
+    splits = split_by_groups(task, "author", task.load(DataRequest()), 0.25)
+    assert splits.validation is not None
+    parts = [{int(e.texts[0].split()[1]) % 13 for e in part} for part in (splits.train, splits.validation, splits.dev)]
+    assert sum(map(len, parts)) == len(set.union(*parts)) == 13 and min(map(len, parts)) > 1
+    (tmp_path / "own.csv").write_text("text,label,author\nu,x,1\nv,y,1\nw,x,1\nz,y,1\nq,x,1\nr,y,1\n")
+    task = task_from_files(UserFiles(train=str(tmp_path / "own.csv")))
+    with pytest.raises(BertVisionError, match="All rows have the same 'author', '1'; groups need two or more"):
+        split_by_groups(task, "author", task.load(DataRequest()), 0.25)
+    with pytest.raises(BertVisionError, match="A split by the column 'author' needs your own file"):
+        require_own_files(object(), "author")

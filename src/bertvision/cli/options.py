@@ -39,6 +39,7 @@ FLAGS: dict[str, tuple[str, type, str]] = {
     "skip_bad": ("data.skip_bad", bool, "Skip rows without text or label, which are an error otherwise."),
     "class_weight": ("data.class_weight", str, "balanced: weight classes inversely to their frequency."),
     "time": ("data.time", str, "Column of times: the newest rows are scored and chosen on (default: random rows)."),
+    "groups": ("data.groups", str, "Column of groups, e.g. authors: the rows of a group stay in one split."),
     "limit": ("data.limit", int, "Train on this many rows drawn at random (default: all)."),
     "limit_dev": ("data.limit_dev", int, "Score this many rows drawn at random (default: all)."),
     "max_tokens": ("data.max_tokens", int, "Tokens after which texts are cut (default: depends on the task)."),
@@ -50,7 +51,11 @@ FLAGS: dict[str, tuple[str, type, str]] = {
     "encoder": ("encoder", str, "Short name of `bertvision encoders`, Hub name, or directory (default: minilm)."),
     "fractions": ("fractions", str, "Epochs of fine-tuning after which the encoder is scored (default: 0.3,1)."),
     "heads": ("heads", str, "Heads to train: 'learned,adapter:size=64', 'adapter*' or all (default: learned,default)."),
-    "at": ("head_fractions", str, "Fractions after which heads are trained (default: the smallest)."),
+    "at": (
+        "head_fractions",
+        str,
+        "Fractions after which heads are trained (default: the smallest; entities: the largest).",
+    ),
     "auxiliary_head": (
         "auxiliary_head",
         str,

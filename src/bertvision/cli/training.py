@@ -199,7 +199,8 @@ def train(experiment: "Experiment", root: Root = Path("runs"), as_json: Json = F
     from bertvision import pipeline
     from bertvision.pipeline.experiment import resolve_fractions
 
-    experiment = replace(experiment, fractions=resolve_fractions(experiment).head_fractions)
+    kind = pipeline.find_task(experiment).example_kind
+    experiment = replace(experiment, fractions=resolve_fractions(experiment, kind).head_fractions)
     result = pipeline.run(experiment, root=root)
     _print_comparison(result, as_json)
 

@@ -49,7 +49,7 @@ class TokenClassifier(BaseTextEstimator):
         self,
         encoder: str | Encoder = "minilm",
         *,
-        fraction: float = 1.0,
+        fraction: float = 2.0,
         time_limit: float | str | None = None,
         memory_limit: int | str | None = None,
         disk_limit: int | str | None = None,

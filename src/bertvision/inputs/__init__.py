@@ -2,6 +2,7 @@
 
 from bertvision.inputs.bad_rows import read_examples
 from bertvision.inputs.calibration import calibration_errors
+from bertvision.inputs.column_splits import require_own_files, split_by_groups, split_by_time
 from bertvision.inputs.custom_tasks import task_from_files
 from bertvision.inputs.label_lists import SeparatedLabels, refuse_joined_labels
 from bertvision.inputs.labels import ClassLabelEncoder
@@ -28,7 +29,6 @@ from bertvision.inputs.rows import (
 )
 from bertvision.inputs.tables import is_column
 from bertvision.inputs.tagged_rows import read_tagged_rows
-from bertvision.inputs.time_splits import require_own_files, split_by_time
 
 __all__ = [
     "LONG_TEXTS",
@@ -53,6 +53,7 @@ __all__ = [
     "read_texts",
     "refuse_joined_labels",
     "require_own_files",
+    "split_by_groups",
     "split_by_time",
     "task_from_files",
     "task_from_rows",

@@ -12,7 +12,7 @@ import numpy as np
 from bertvision.errors import BertVisionError, lookup
 from bertvision.heads import ENCODINGS, select_layers
 from bertvision.lab import cluster
-from bertvision.pipeline.data import ExperimentData, prepare, with_cpu_setting
+from bertvision.pipeline.data import ExperimentData, find_task, prepare, with_cpu_setting
 from bertvision.pipeline.experiment import Experiment, merge, resolve_fractions
 from bertvision.pipeline.finetuning import Checkpoint, CheckpointSet, finetune, open_checkpoint
 from bertvision.pipeline.states import state_request, stored_lengths
@@ -55,7 +55,7 @@ def extract(
     """
     options = options or ExtractionOptions()
     cluster.check_address(address)
-    head_fractions = resolve_fractions(experiment).head_fractions
+    head_fractions = resolve_fractions(experiment, find_task(experiment).example_kind).head_fractions
     if experiment.store.directory and len(head_fractions) > 1:
         raise BertVisionError(
             f"--store-dir can hold one fraction only, got {head_fractions}. Name one with --at, or leave "

@@ -44,7 +44,8 @@ class PipelineConfig:
 
 def resolve(experiment: Experiment, task: Task, encoder: EncoderInfo) -> PipelineConfig:
     """Fill in every default of an experiment. Nothing is read or written."""
-    experiment, task = resolve_fractions(experiment), _with_span_settings(task, experiment.span)
+    experiment = resolve_fractions(experiment, task.example_kind)
+    task = _with_span_settings(task, experiment.span)
     task = with_primary_metric(task, experiment.metric)
     lookup(MODES, experiment.states, "source of states")
     lookup(FORMATS, experiment.store.dtype, "type of stored states")

@@ -21,12 +21,13 @@ from bertvision.inputs import (
     WindowedText,
     log_windows,
     require_own_files,
+    split_by_groups,
     split_by_time,
     task_from_files,
     warn_data,
     warn_truncated,
 )
-from bertvision.near_duplicates import text_groups
+from bertvision.near_duplicates import near_repeats, text_groups
 from bertvision.pipeline.config import PipelineConfig, resolve
 from bertvision.pipeline.experiment import SPLITS, DataConfig, Experiment, TrainingConfig
 from bertvision.pipeline.frozen_cache import FrozenCache
@@ -249,6 +250,8 @@ def load_data(config: PipelineConfig, splits: DataSplits | None = None) -> Exper
     )
     _warn_truncated(loaded)
     warn_data(task, loaded.train.examples, loaded.validation.examples, loaded.dev.examples if dev else [])
+    if task.example_kind != "span":  # many questions share a context
+        _warn_near_repeats(train, {"validation": validation, "dev": dev})
     return loaded
 
 
@@ -256,10 +259,28 @@ def load_splits(config: PipelineConfig) -> DataSplits:
     """Load the rows from the data source of the task."""
     task, settings = config.task, config.experiment.data
     splits = task.load(DataRequest(data_dir=settings.data_dir, source=settings.source))
+    if settings.time and settings.groups:
+        raise BertVisionError(
+            f"Rows are split by time ({settings.time!r}) or by groups ({settings.groups!r}), not both; give one."
+        )
     if settings.time:
         own = require_own_files(task, settings.time)
         splits = split_by_time(own, settings.time, splits, settings.validation_fraction)
+    elif settings.groups:
+        own = require_own_files(task, settings.groups)
+        splits = split_by_groups(own, settings.groups, splits, settings.validation_fraction)
     return splits
+
+
+def _warn_near_repeats(train: list[Example], held_out: Mapping[str, list[Example]]) -> None:
+    """Log how many rows of each split nearly repeat the words of a training row. Equal texts have another warning."""
+    for name, examples in held_out.items():
+        repeats = near_repeats(train, examples)
+        if repeats.any():
+            logger.warning(
+                f"{np.count_nonzero(repeats):,} of {len(examples):,} {name} rows nearly repeat the words of a training "
+                f"row, e.g. {' / '.join(examples[repeats.argmax()].texts)[:80]!r}, so their scores are too good."
+            )
 
 
 def _warn_truncated(data: ExperimentData) -> None:

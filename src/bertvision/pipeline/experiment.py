@@ -66,6 +66,8 @@ class DataConfig:
     """Whether rows without text or label are skipped. They are an error otherwise."""
     time: str = ""
     """A column of times: the newest rows are scored and chosen on, instead of random ones."""
+    groups: str = ""
+    """A column of groups, e.g. authors: the rows of a group are trained on, chosen on or scored on, all of them."""
     class_weight: str = ""
     """"balanced": training rows have weights, so that all classes count alike; for questions, those with and without an
     answer. Empty: all rows count alike."""
@@ -110,7 +112,7 @@ class Experiment:
     frozen: int = 0
     """The number of lowest layers, embeddings first, that are not fine-tuned."""
     head_fractions: list[float] = field(default_factory=list)
-    """The fractions at which heads are trained. Empty: the smallest of `fractions`."""
+    """The fractions at which heads are trained. Empty: the smallest of `fractions`; for entities, the largest."""
     heads: list[str] = field(default_factory=list)
     """The heads to train. Empty: the default head of the kind of task."""
     extra_learning_rates: list[float] = field(default_factory=list)
@@ -217,9 +219,10 @@ def load_several(path: Path | None, name: str = "") -> list[tuple[Experiment, di
     return loaded
 
 
-def resolve_fractions(experiment: Experiment) -> Experiment:
-    """Fill in the fractions at which heads are trained, and add them to those of fine-tuning."""
-    head_fractions = experiment.head_fractions or [min(experiment.fractions)]
+def resolve_fractions(experiment: Experiment, kind: str) -> Experiment:
+    """Fill in the fractions at which heads are trained, and add them to those of fine-tuning. `kind` is the task's."""
+    default = max if kind == "tokens" else min  # entities need more fine-tuning than classes of whole texts
+    head_fractions = experiment.head_fractions or [default(experiment.fractions)]
     fractions = sorted({*experiment.fractions, *head_fractions})
     return replace(experiment, head_fractions=head_fractions, fractions=fractions)
 

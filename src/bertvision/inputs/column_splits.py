@@ -1,4 +1,4 @@
-"""Splits in the order of time: a model is trained on older rows, and chosen and scored on newer ones."""
+"""Splits by a column of the user's file: in the order of time, or by whole groups."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -8,7 +8,7 @@ from typing import Any
 from bertvision.errors import BertVisionError
 from bertvision.tasks import DataSplits, Example, TextTask
 from bertvision.tasks.reading import Table
-from bertvision.tasks.splitting import count_of
+from bertvision.tasks.splitting import count_of, draw_whole_groups, split_at, strata_of
 from bertvision.tasks.text import as_number, row_ids
 
 DEV_SHARE = 0.2
@@ -38,6 +38,33 @@ def _newest(examples: Sequence[Example], share: float) -> tuple[list[Example], l
     return list(examples[:-count]), list(examples[-count:])
 
 
+def split_by_groups(task: TextTask, column: str, splits: DataSplits, validation_fraction: float) -> DataSplits:
+    """Return the splits of a task of the user's own files so that the rows of a group are in one split.
+
+    The groups are the values of a column of the training file. Without a dev file, a fifth of the groups is the dev
+    set; without a validation file, a part of the others is the validation split.
+    """
+    files: Any = task.data_source
+    table = task.read_rows(Path(files.train))
+    group_of = dict(zip(row_ids(table), (value for _, (value,) in table.pick([column])), strict=True))
+    train, dev = splits.train if files.dev else [*splits.train, *splits.dev], splits.dev
+    validation = splits.validation
+
+    def split_off(rows: list[Example], share: float, seed: int) -> tuple[list[Example], list[Example]]:
+        groups = strata_of([group_of[example.id] for example in rows])
+        if not groups.any():
+            raise BertVisionError(
+                f"All rows have the same {column!r}, {group_of[rows[0].id]!r}; groups need two or more."
+            )
+        return split_at(rows, draw_whole_groups(task.strata(rows), groups, share, seed))
+
+    if not files.dev:
+        train, dev = split_off(train, DEV_SHARE, 0)
+    if validation is None:
+        train, validation = split_off(train, validation_fraction, 1)
+    return DataSplits(train=train, dev=dev, validation=validation, source=f"{splits.source}, by {column}")
+
+
 def read_times(table: Table, column: str) -> dict[str, float]:
     """Return the time of each row by its id: a number, or an ISO date such as 2024-05-31 or 2024-05-31T12:00."""
     return {
@@ -62,4 +89,4 @@ def require_own_files(task: Any, column: str) -> TextTask:
     """Return a task of the user's own files, or raise an error."""
     if isinstance(task, TextTask) and hasattr(task.data_source, "train"):
         return task
-    raise BertVisionError(f"A split by time ({column!r}) needs your own file with that column: --train-file FILE.")
+    raise BertVisionError(f"A split by the column {column!r} needs your own file of texts with it: --train-file FILE.")
