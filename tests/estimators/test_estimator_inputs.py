@@ -9,6 +9,7 @@ import polars
 import pytest
 import torch
 
+import bertvision
 from bertvision import BertVisionError, QuestionAnswerer, TextClassifier, TextRegressor
 from bertvision.training import Callback
 
@@ -69,6 +70,24 @@ def test_all_inputs_give_equal_predictions(shared, texts, labels, tmp_path):
         assert np.array_equal(classifier.predict_proba(texts), expected), name
         assert np.array_equal(classifier.predict_proba(table), expected), name
         assert classifier.score(table) == classifier.score(texts, labels), name
+
+
+def test_the_scores_are_those_of_run(shared, texts, labels, tmp_path):
+    """The same rows and settings give the same model, whether an estimator or the command's function trains it."""
+    frame = pandas.DataFrame({"text": texts, "label": labels})
+    frame[:40].to_csv(tmp_path / "train.csv", index=False)
+    frame[40:].to_csv(tmp_path / "dev.csv", index=False)
+    files, settings = {"train_file": str(tmp_path / "train.csv"), "dev_file": str(tmp_path / "dev.csv")}, {"epochs": 1}
+    for fraction in (0, 1.0):
+        classifier = TextClassifier(**shared | {"fraction": fraction}).fit(tmp_path / "train.csv")
+        result = bertvision.run(
+            **files, encoder=shared["encoder"], fractions=[fraction], heads=["default"], controls=False,
+            train=settings, task="reviews", root=tmp_path / "runs",
+        )  # fmt: skip
+        assert classifier.score(tmp_path / "dev.csv") * 100 == pytest.approx(result.best.primary_score, abs=1e-9)
+        assert classifier.run_.validation_score == pytest.approx(result.best.validation_score, abs=1e-5)
+        logits = classifier.model_.logits(classifier.model_.encode(texts[40:])).logits
+        assert np.allclose(logits, result.best.predictions().logits, atol=1e-5)
 
 
 def test_forms_of_the_evaluation_set(shared, texts, labels):
