@@ -187,7 +187,7 @@ def test_parameters_of_wrong_types(shared, texts, labels, parameters, sentence):
 def test_arguments_of_wrong_types(shared, texts, labels, tmp_path):
     classifier = TextClassifier(**shared).fit(texts, labels)
     calls = {
-        "subclasses of bertvision.training.Callback, got a int": lambda: classifier.fit(texts, labels, callbacks=[3]),
+        "subclasses of bertvision.Callback, got a int": lambda: classifier.fit(texts, labels, callbacks=[3]),
         "must be a list of callbacks": lambda: classifier.partial_fit(texts, labels, callbacks=print),
         "Item 1 holds 2 .int. where": lambda: classifier.predict(["a text", 2]),
         "Item 0 is missing": lambda: classifier.predict([None]),

@@ -25,14 +25,16 @@ def test_the_same_call_trains_nothing_and_writes_nothing_here(fast, texts, label
     assert [entry["action"] for entry in fitted[0].history_][-1] == "finished" and len(fitted[0].history_) > 1
 
 
-@pytest.mark.parametrize("method", ["partial_fit", "warm_start"])
+@pytest.mark.parametrize("method", ["partial_fit", "warm_start", "fit"])
 def test_training_continues_with_the_same_encoder(fast, texts, labels, method):
     classifier = TextClassifier(**fast | {"fraction": 0.5}).fit(texts[:36], labels[:36])
     before, run, counter = classifier.predict_proba(texts), classifier.run_, CountSteps()
     if method == "partial_fit":
         classifier.partial_fit(texts[24:], labels[24:], callbacks=[counter])
-    else:
+    elif method == "warm_start":
         classifier.set_params(warm_start=True).fit(texts[24:], labels[24:], callbacks=[counter])
+    else:
+        classifier.fit(texts[24:], labels[24:], callbacks=[counter], warm_start=True)
     assert counter.steps > 0 and not np.array_equal(before, classifier.predict_proba(texts))
     assert classifier.run_.record.encoder_hash == run.record.encoder_hash
     with pytest.raises(

@@ -106,6 +106,7 @@ class BaseTextEstimator(TimeLimitMixin, PersistenceMixin, BaseEstimator, ABC):
         groups: Any = None,
         sample_weight: Any = None,
         callbacks: Sequence[Callback] = (),
+        warm_start: bool | None = None,
     ) -> Self:
         """Train on texts and labels. With a `time_limit`, everything is done within it.
 
@@ -121,9 +122,12 @@ class BaseTextEstimator(TimeLimitMixin, PersistenceMixin, BaseEstimator, ABC):
             groups: A group for each row, or a column: rows of the same group are not split into training and
                 validation.
             sample_weight: A weight for each row, or a column.
-            callbacks: Objects with the methods of `bertvision.training.Callback`.
+            callbacks: Objects with the methods of `bertvision.Callback`.
+            warm_start: Whether to continue with the encoder and the head of the previous call, as `partial_fit` does.
+                None: the parameter `warm_start` of the estimator.
         """
-        self._check(callbacks)
+        warm_start = self.warm_start if warm_start is None else warm_start
+        self._check(callbacks, warm_start=warm_start)
         clock = None if self.time_limit is None else Clock(parse_seconds(self.time_limit))
         rows = self._read_rows(
             X,
@@ -137,7 +141,7 @@ class BaseTextEstimator(TimeLimitMixin, PersistenceMixin, BaseEstimator, ABC):
         )
         self._check_labels(rows)
         evaluation = None if eval_set is None else self._read_eval_set(eval_set, rows, label)
-        start = self.run_ if self.warm_start and hasattr(self, "run_") else None
+        start = self.run_ if warm_start and hasattr(self, "run_") else None
         return self._fit(rows, evaluation, callbacks, start, clock)
 
     def partial_fit(
@@ -169,9 +173,9 @@ class BaseTextEstimator(TimeLimitMixin, PersistenceMixin, BaseEstimator, ABC):
         )
         return self._fit(rows, None, callbacks, getattr(self, "run_", None))
 
-    def _check(self, callbacks: Sequence[Callback]) -> None:
+    def _check(self, callbacks: Sequence[Callback], **more: Any) -> None:
         """Raise an error if a parameter or a callback is of a wrong type, also where the result is in the cache."""
-        check_parameters(self.get_params(deep=False))
+        check_parameters(self.get_params(deep=False) | more)
         check_callbacks(callbacks)
 
     def _label_format(self, label: str | Sequence[str] | None) -> Any:
