@@ -189,13 +189,27 @@ def test_an_own_head_is_used_by_its_name(fast, texts, labels, tmp_path):
         def forward(self, hidden, attention_mask):
             return self.linear(hidden.mean(dim=(1, 2)))
 
+    @register_head("too-narrow")
+    class TooNarrow(nn.Module):
+        """One output, whatever the task."""
+
+        def __init__(self, shape):
+            super().__init__()
+            self.linear = nn.Linear(shape.hidden_size, 1)
+
+        def forward(self, hidden, attention_mask):
+            return self.linear(hidden.mean(dim=(1, 2)))
+
     try:
+        with pytest.raises(BertVisionError, match=r"must return logits of shape \(B, C\), here \(2, 2\) for 2 rows"):
+            TextClassifier(**fast | {"head": "too-narrow"}).fit(texts, labels)
         classifier = TextClassifier(**fast | {"head": "mean-of-all"}).fit(texts, labels)
         loaded = TextClassifier.from_pretrained(classifier.save_pretrained(tmp_path / "model"))
         assert np.array_equal(loaded.predict(texts), classifier.predict(texts))
         assert "mean-of-all" in classifier.leaderboard_["model"].tolist()
     finally:
         HEADS.unregister("mean-of-all")
+        HEADS.unregister("too-narrow")
     with pytest.raises(BertVisionError, match="register_head"):
         TextClassifier(**fast | {"head": MeanOfAll}).fit(texts, labels)
 
@@ -226,6 +240,13 @@ def test_question_answering(fast, tmp_path):
         }
     )
     articles = [article["title"] for article in data["data"] for p in article["paragraphs"] for _ in p["qas"]]
+    plain = pandas.DataFrame({"q": frame["question"], "c": frame["context"], "a": answers})
+    fitted = QuestionAnswerer(**fast).fit(plain, text="q", text_pair="c", label="a")
+    named = QuestionAnswerer(**fast).fit(plain.rename(columns={"q": "question", "c": "context", "a": "answer"}))
+    assert fitted.predict(plain) == named.predict(pairs) == fitted.predict(pairs)
+    assert fitted.score(plain) == named.score(pairs, answers)
+    with pytest.raises(BertVisionError, match="The answers to questions are texts"):
+        QuestionAnswerer(**fast).fit(pairs, [1] * len(pairs))
     for fit in (
         lambda: QuestionAnswerer(**fast).fit(frame, groups=articles),
         lambda: QuestionAnswerer(**fast).fit(pairs, answers, groups=articles),

@@ -6,6 +6,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import pandas
 import pytest
 from test_estimator_inputs import CountSteps
 
@@ -42,6 +43,20 @@ def test_training_continues_with_the_same_encoder(fast, texts, labels, method):
     ):
         classifier.partial_fit(texts[:2], ["pos", "mixed"])
     assert classifier.predict(texts[:2]).shape == (2,)
+
+
+def test_partial_fit_knows_columns_and_classes(fast, texts, labels):
+    frame = pandas.DataFrame({"body": texts, "team": labels})
+    classifier = TextClassifier(**fast).fit(frame[:36], text="body", label="team")
+    before = classifier.predict_proba(texts)
+    classifier.partial_fit(frame[36:])
+    assert not np.array_equal(before, classifier.predict_proba(texts))
+    loaded = TextClassifier(**fast).partial_fit(texts[::2], labels[::2], classes=["neg", "neutral", "pos"])
+    assert set(labels[::2]) == {"pos"} and loaded.classes_.tolist() == ["neg", "neutral", "pos"]
+    loaded.partial_fit(texts, labels)
+    assert loaded.predict_proba(texts).shape == (48, 3)
+    with pytest.raises(BertVisionError, match="the label is 'pos', which is not one of the known labels: a, b"):
+        TextClassifier(**fast).partial_fit(texts, labels, classes=["a", "b"])
 
 
 def test_partial_fit_keeps_the_scale_of_numbers(fast, texts):

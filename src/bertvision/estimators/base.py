@@ -158,20 +158,23 @@ class BaseTextEstimator(TimeLimitMixin, PersistenceMixin, BaseEstimator, ABC):
     ) -> Self:
         """Train the head further on new rows. The encoder stays as it is. A label that is not known is an error.
 
-        The arguments are those of `fit`.
+        The arguments are those of `fit`. The columns of a table are those of the previous call, if it has such.
         """
         self._check(callbacks)
+        start = getattr(self, "run_", None)
+        names: dict[str, Any] = {"text": text, "text_pair": text_pair, "label": label}
+        if start is not None:
+            X = list(X) if isinstance(X, Iterator) else X
+            names = self._known_columns(X, y) | {key: name for key, name in names.items() if name is not None}
         rows = self._read_rows(
             X,
             y,
-            text=text,
-            text_pair=text_pair,
-            label=self._label_format(label),
             groups=groups,
             sample_weight=sample_weight,
             labelled=True,
+            **names | {"label": self._label_format(names.get("label"))},
         )
-        return self._fit(rows, None, callbacks, getattr(self, "run_", None))
+        return self._fit(rows, None, callbacks, start)
 
     def _check(self, callbacks: Sequence[Callback], **more: Any) -> None:
         """Raise an error if a parameter or a callback is of a wrong type, also where the result is in the cache."""
@@ -298,11 +301,7 @@ class BaseTextEstimator(TimeLimitMixin, PersistenceMixin, BaseEstimator, ABC):
 
     def _read_rows(self, X: Any, y: Any, **options: Any) -> Rows:
         """Read and check rows. The options are those of `read_rows`."""
-        return read_rows(X, self._read_labels(X, y), **options)
-
-    def _read_labels(self, X: Any, y: Any) -> Any:
-        """Return the labels in a form that `read_rows` takes."""
-        return y
+        return read_rows(X, y, **options)
 
     def _check_labels_are_known(self, rows: Rows) -> None:
         """Raise an error if rows have labels that the fitted estimator does not know."""
@@ -355,17 +354,28 @@ class BaseTextEstimator(TimeLimitMixin, PersistenceMixin, BaseEstimator, ABC):
         """Read rows to score. The columns of tables are those of `fit`, if they have such."""
         check_is_fitted(self, "model_")
         X = list(X) if isinstance(X, Iterator) else X
+        names = self._known_columns(X, y)
+        return self._read_rows(
+            X,
+            y,
+            sample_weight=sample_weight,
+            labelled=True,
+            **names | {"label": self._label_format(names.get("label"))},
+        )
+
+    def _known_columns(self, X: Any, y: Any) -> dict[str, Any]:
+        """Return the columns of `fit` that a table has, as arguments of `read_rows`."""
         table = as_table(X) or columns_of_items(as_items(X))
         task = self.model_.task
-        names: dict[str, Any] = dict(zip(("text", "text_pair"), task.text_names, strict=False))
+        texts, label = getattr(self, "_columns", (task.text_names, getattr(task, "label", "")))
+        names: dict[str, Any] = dict(zip(("text", "text_pair"), texts, strict=False))
         if y is None:
-            names["label"] = getattr(task, "label", "")
+            names["label"] = label
         names = {key: name for key, name in names.items() if table.named and name in table.names}
         label_columns = getattr(task, "label_columns", ())
         if y is None and label_columns and table.named and set(label_columns) <= set(table.names):
             names["label"] = label_columns
-        names["label"] = self._label_format(names.get("label"))
-        return read_rows(X, y, sample_weight=sample_weight, labelled=True, **names)
+        return names
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
