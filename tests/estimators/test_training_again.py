@@ -10,7 +10,9 @@ import pandas
 import pytest
 from test_estimator_inputs import CountSteps
 
-from bertvision import BertVisionError, TextClassifier, TextRegressor
+import bertvision
+from bertvision import ENCODERS, BertVisionError, TextClassifier, TextRegressor
+from bertvision.encoders import EncoderEntry
 from bertvision.training import Callback
 from bertvision.training.callbacks import Cancellation
 
@@ -24,6 +26,21 @@ def test_the_same_call_trains_nothing_and_writes_nothing_here(fast, texts, label
     assert np.array_equal(fitted[0].predict_proba(texts), fitted[1].predict_proba(texts))
     assert list((tmp_path / "empty").iterdir()) == []
     assert [entry["action"] for entry in fitted[0].history_][-1] == "finished" and len(fitted[0].history_) > 1
+
+
+def test_without_fine_tuning_no_copy_of_a_named_encoder_is_kept(fast, tiny, reviews, tmp_path, monkeypatch):
+    entry = EncoderEntry(hub=str(tiny), layers=3, width=32, parameters=1, learning_rate=1e-3)
+    monkeypatch.setitem(ENCODERS._entries, "tiny-public", entry)
+    classifier = TextClassifier(**fast | {"encoder": "tiny-public"}).fit(reviews)
+    result = bertvision.run(
+        train_file=str(reviews), encoder="tiny-public", fractions=[0], heads=["mean"], controls=False,
+        train={"epochs": 1}, root=tmp_path / "runs",
+    )  # fmt: skip
+    assert not list(fast["cache_dir"].rglob("model.safetensors")) + list((tmp_path / "runs").rglob("model.safetensors"))
+    classifier.save_pretrained(tmp_path / "model")  # which does not need the public encoder
+    assert (tmp_path / "model" / "model.safetensors").is_file()
+    answers = bertvision.load(result.best).predict(["the film was good"])
+    assert answers[0]["label"] in ("pos", "neg")
 
 
 @pytest.mark.parametrize("method", ["partial_fit", "warm_start", "fit"])
