@@ -129,6 +129,9 @@ class TokenClassifier(BaseTextEstimator):
             raise BertVisionError("A TokenClassifier takes single texts or lists of words; it has no text_pair.")
         return read_tagged_rows(X, y, scheme=self.scheme, **options)
 
+    def _known_columns(self, X: Any, y: Any) -> dict[str, Any]:
+        return {}  # `read_tagged_rows` knows the columns of words, tags and spans by their names
+
     def _unlabelled(self, X: Any) -> list[Example]:
         """Return the rows to predict. The model splits texts into words as in its training."""
         check_is_fitted(self, "model_")

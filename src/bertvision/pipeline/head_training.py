@@ -33,6 +33,7 @@ from bertvision.pipeline.evaluation import validation_scores
 from bertvision.pipeline.finetuning import Checkpoint
 from bertvision.pipeline.outputs import ModelOutput
 from bertvision.pipeline.states import held_out_states, states
+from bertvision.prediction import check_own_head
 from bertvision.records import TrainingSeconds, TrainingSummary
 from bertvision.runs import Run
 from bertvision.training import STOPPED, Checkpointer, FitOptions, TrainingConfig, TrainState
@@ -230,7 +231,10 @@ def warm_start(head: nn.Module, start: Run, task: Mapping[str, Any]) -> list[str
 def new_head(data: ExperimentData, config: HeadConfig, shape: HeadShape, view: StateView) -> nn.Module:
     """Build a head to be trained on the states of `view`. Its initial weights do not depend on other heads."""
     devices.manual_seed(data.experiment.seed)
-    return set_training_precision(data.experiment.precision, build_for_view(config, shape, view))
+    head = set_training_precision(data.experiment.precision, build_for_view(config, shape, view))
+    tokens = 1 if view.first_token_only else shape.max_tokens
+    check_own_head(config.name, head, shape, view.num_channels, tokens)
+    return head
 
 
 def _new_models(
