@@ -9,7 +9,6 @@ from typing import Any
 
 import altair as alt
 import vl_convert
-
 from peer.chart import THEMES
 
 RESULTS = Path("benchmarks/results/peers.json")

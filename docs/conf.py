@@ -32,14 +32,16 @@ templates_path: list[str] = []
 
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
-# The decisions and the log say what was thought when they were written; their links may name files of the repository.
-suppress_warnings = ["myst.xref_missing.decisions"]
+# Headings of generated tables begin at the third level.
+suppress_warnings = ["myst.header"]
 
 nb_execution_mode = "cache"
 nb_execution_cache_path = str(HERE / "_build" / "notebooks")
 nb_execution_timeout = 600
 nb_execution_raise_on_error = True
 nb_merge_streams = True
+nb_execution_in_temp = True
+nb_output_stderr = "remove"
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"

@@ -87,7 +87,9 @@ def test_figures_are_those_of_the_benchmark():
         return f"{row['score']:.1f}", f"{row['seconds']:.0f} s"
 
     def longest(task):
-        return max((row for row in rows if (row["task"], row["method"]) == (task, "fine-tuning")), key=lambda r: r["length"])
+        return max(
+            (row for row in rows if (row["task"], row["method"]) == (task, "fine-tuning")), key=lambda r: r["length"]
+        )
 
     said = re.search(
         r"On stsb our defaults reach (.*?) in (.*?), full fine-tuning (.*?) in (.*?); "
@@ -117,6 +119,8 @@ def test_the_chart_is_that_of_the_benchmark(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     shown = (ROOT / "docs/chart-light.svg").read_text()
     rows = chart.timed_rows()
-    assert {row["task"] for row in rows} == set(re.findall(r"class=\"mark-text role-title-text\".*?>([\w-]+)</text>", shown))
+    assert {row["task"] for row in rows} == set(
+        re.findall(r"class=\"mark-text role-title-text\".*?>([\w-]+)</text>", shown)
+    )
     for name in {row["method"] for row in rows}:
         assert f">{name}</text>" in shown

@@ -110,7 +110,9 @@ def test_every_page_is_in_a_table_of_contents():
             for line in tree.splitlines():
                 if line and not line.startswith(":"):
                     listed |= {path.resolve() for path in page.parent.glob(f"{line}.md")}
-    pages = {page for page in documents() if page.is_relative_to(DOCS) and page.name not in {"cli.md", "configuration.md"}}
+    pages = {
+        page for page in documents() if page.is_relative_to(DOCS) and page.name not in {"cli.md", "configuration.md"}
+    }
     assert {str(page.relative_to(DOCS)) for page in pages - listed} == {"index.md"}
 
 
