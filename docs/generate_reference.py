@@ -44,7 +44,15 @@ def _commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 def cli_page() -> str:
     """Return the page of all commands."""
-    lines = ["# Command line", "", "Every command has `--help`. This page is made from the commands themselves.", ""]
+    lines = [
+        "# Command line",
+        "",
+        "Every command has `--help`, and most have `--json`. `bertvision --install-completion` completes commands and",
+        "options in your shell. Tables are as wide as the terminal or `COLUMNS`, and `NO_COLOR` is respected. Results go",
+        "to stdout, messages to stderr. `RUN` is a run's directory, a unique prefix of its name, a task's name (its best",
+        "run), or `last`. This page is made from the commands themselves.",
+        "",
+    ]
     for name, command in commands():
         lines += [f"## {name}", "", *_help(command.help or ""), ""]
         rows = [row for parameter in command.params if (row := _parameter(parameter))]
