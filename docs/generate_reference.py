@@ -47,10 +47,10 @@ def cli_page() -> str:
     lines = [
         "# Command line",
         "",
-        "Every command has `--help`, and most have `--json`. `bertvision --install-completion` completes commands and",
-        "options in your shell. Tables are as wide as the terminal or `COLUMNS`, and `NO_COLOR` is respected. Results go",
-        "to stdout, messages to stderr. `RUN` is a run's directory, a unique prefix of its name, a task's name (its best",
-        "run), or `last`. This page is made from the commands themselves.",
+        "Every command has `--help`, and most have `--json`. `bertvision --install-completion` completes commands",
+        "and options in your shell. Tables are as wide as the terminal or `COLUMNS`, and `NO_COLOR` is respected.",
+        "Results go to stdout, messages to stderr. `RUN` is a run's directory, a unique prefix of its name, a task's",
+        "name (its best run), or `last`. This page is made from the commands themselves.",
         "",
     ]
     for name, command in commands():
