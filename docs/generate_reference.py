@@ -161,7 +161,11 @@ def _meanings(cls: type) -> dict[str, str]:
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(after, ast.Expr):
             if isinstance(after.value, ast.Constant) and isinstance(after.value.value, str):
                 meanings[field.target.id] = " ".join(after.value.value.split())
-    return meanings
+    return OBVIOUS | meanings
+
+
+OBVIOUS = {"epochs": "Length of training.", "weight_decay": "Weight decay of AdamW."}
+"""Settings that need no docstring in the code."""
 
 
 def _toml(value: Any) -> str:
