@@ -258,6 +258,9 @@ def serve(
     max_characters: Annotated[int, typer.Option(help="Characters in a text.", min=1)] = 100_000,
     max_body: Annotated[int, typer.Option(help="Bytes in the body of a request.", min=1)] = 2 * 1024 * 1024,
     cors: Annotated[list[str] | None, typer.Option(help="Origin whose pages may send requests; repeatable.")] = None,
+    examples: Annotated[
+        str, typer.Option(help="File whose first rows the page shows as examples, to all visitors.", show_default=False)
+    ] = "",
     root: Root = Path("runs"),
 ) -> None:
     """Serve runs over HTTP, with a page to try them; runs on the same encoder share its forward pass.
@@ -270,6 +273,10 @@ def serve(
     from bertvision.serving import ServerSettings
     from bertvision.serving.server import serve as run_server
 
+    if examples and not Path(examples).is_file():
+        raise BertVisionError(
+            f"--examples takes a file with rows such as those of training; there is none at {examples}."
+        )
     settings = ServerSettings(
         max_batch_tokens=max_batch_tokens,
         num_batch_threads=batch_threads,
@@ -284,6 +291,7 @@ def serve(
         drain_seconds=drain,
         api_key=_key(key_file),
         cors_origins=tuple(cors or ()),
+        example_file=examples,
     )
     models = trained_model.load_all(
         trained_model.expand_directories([resolve_model(run, root) for run in runs]), encoder

@@ -219,7 +219,7 @@ class InferenceService:
                 f"{len(encoders)} encoders: a text takes one forward pass through each encoder that the requested "
                 f"models use, {len(encoders)} for all {len(self.models)} models. Models on the same encoder share it."
             )
-        described = [_describe(name, model) for name, model in self.models.items()]
+        described = [_describe(name, model, self.settings.example_file) for name, model in self.models.items()]
         return {"models": described, "encoders": encoders, "note": note}
 
 
@@ -261,7 +261,7 @@ def _answer_type(task: Task) -> str:
     return "class" if getattr(task, "classes", ()) else "score"
 
 
-def _describe(name: str, model: TrainedModel) -> dict[str, Any]:
+def _describe(name: str, model: TrainedModel, example_file: str = "") -> dict[str, Any]:
     """Return a model's entry in /v1/models."""
     task, run = model.task, model.run
     classes = list(getattr(task, "classes", ()))
@@ -284,5 +284,5 @@ def _describe(name: str, model: TrainedModel) -> dict[str, Any]:
         "primary": run.metrics.primary_metric,
         "score": run.metrics.scores,
         "reads": model.layers,
-        "examples": [{"title": title, "texts": list(texts)} for title, texts in examples_for(task)],
+        "examples": [{"title": title, "texts": list(texts)} for title, texts in examples_for(task, example_file)],
     }
