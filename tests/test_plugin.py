@@ -5,16 +5,31 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+END = "\0"
+COMMANDS = """
+import json, sys
+from bertvision.cli import main
+for words in json.loads(sys.argv[1]):
+    sys.argv[1:] = words
+    try:
+        main()
+    except SystemExit as error:
+        if error.code:
+            raise
+    print(end="\\0", flush=True)
+"""
+"""Runs several commands in one process, and prints a mark after the output of each."""
 PLUGIN = Path(__file__).parents[1] / "examples" / "plugin"
 
 
 @pytest.fixture(scope="module")
 def bertvision(tmp_path_factory):
-    """Call the command line in a process that finds the plugin; return its standard output."""
+    """Run commands in a process that finds the plugin; return the standard output of each."""
     directory = tmp_path_factory.mktemp("plugin")
     source, target = directory / "source", directory / "site"
     shutil.copytree(PLUGIN, source, ignore=shutil.ignore_patterns("build", "*.egg-info"))  # setuptools writes into it
@@ -22,32 +37,29 @@ def bertvision(tmp_path_factory):
     subprocess.run([sys.executable, "-m", "pip", "install", *options, "--target", target, source], check=True)
     path = os.pathsep.join([str(target), *filter(None, [os.environ.get("PYTHONPATH")])])
 
-    def call(*words) -> str:
-        command = [sys.executable, "-m", "bertvision", *map(str, words)]
+    def call(*commands: Sequence[str]) -> list[str]:
         environment = os.environ | {"PYTHONPATH": path}
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=directory)
+        words = [sys.executable, "-c", COMMANDS, json.dumps([[str(word) for word in command] for command in commands])]
+        done = subprocess.run(words, capture_output=True, text=True, env=environment, cwd=directory)
         assert done.returncode == 0, done.stderr
-        return done.stdout
+        return done.stdout.split(END)[:-1]
 
     return call
 
 
-@pytest.mark.parametrize(
-    ("listing", "key", "name"),
-    [("heads", "head", "max-mean"), ("tasks", "task", "colours"), ("encoders", "alias", "random-tiny")],
-)
-def test_the_plugin_is_listed(bertvision, listing, key, name):
-    assert name in [row[key] for row in json.loads(bertvision(listing, "--json"))]
+def test_the_plugin_is_listed(bertvision):
+    listings = {"heads": ("head", "max-mean"), "tasks": ("task", "colours"), "encoders": ("alias", "random-tiny")}
+    outputs = bertvision(*([listing, "--json"] for listing in listings))
+    for (key, name), output in zip(listings.values(), outputs, strict=True):
+        assert name in [row[key] for row in json.loads(output)]
 
 
 def test_the_plugin_trains_saves_and_loads(bertvision, tmp_path):
     settings = ["--set", "finetune.learning_rate=1e-3", "--set", "train.epochs=3", "--set", "controls=false"]
-    bertvision(
-        "run", "--task", "colours", "--encoder", "random-tiny", "--heads", "max-mean", "--at", "1", "--runs", tmp_path,
-        *settings,
-    )  # fmt: skip
+    words = ["run", "--task", "colours", "--encoder", "random-tiny", "--heads", "max-mean", "--at", "1"]
+    bertvision([*words, "--runs", tmp_path, *settings])
     runs = [path.parent for path in tmp_path.rglob("head.safetensors") if path.parent.name.startswith("max-mean")]
     assert len(runs) == 1
-    answer = json.loads(bertvision("predict", runs[0], "my red boat", "--json"))
+    answer = json.loads(bertvision(["predict", runs[0], "my red boat", "--json"])[0])
     answer = answer[0] if isinstance(answer, list) else answer
     assert answer["label"] in ("warm", "cold")
