@@ -18,6 +18,7 @@ from bertvision.arrays import load_array, load_predictions, save_array, save_pre
 from bertvision.encoders import load_encoder, load_encoder_info
 from bertvision.errors import BertVisionError
 from bertvision.files import inside, parse_json, read_json, save_tensors
+from bertvision.heads import HeadConfig
 from bertvision.inputs.labels import ClassLabelEncoder
 from bertvision.onnx_model import OnnxEncoder, exported_runs
 from bertvision.pipeline import experiment
@@ -266,6 +267,12 @@ def test_records_that_are_no_objects(file, content, received):
     (directory / file).write_bytes(content)
     with pytest.raises(BertVisionError):
         bertvision.load(directory)
+
+
+@pytest.mark.parametrize("size", ["0", "-1", "9" * 400])
+def test_sizes_of_heads_are_bounded(size):
+    with pytest.raises(BertVisionError, match="needs size >= 1, <= 1,000,000"):
+        HeadConfig.parse(f"adapter:size={size}", "text")
 
 
 @pytest.mark.parametrize(
