@@ -18,6 +18,7 @@ from bertvision.arrays import load_array, load_predictions, save_array, save_pre
 from bertvision.encoders import load_encoder, load_encoder_info
 from bertvision.errors import BertVisionError
 from bertvision.files import inside, parse_json, read_json, save_tensors
+from bertvision.heads import HeadConfig
 from bertvision.inputs.labels import ClassLabelEncoder
 from bertvision.onnx_model import OnnxEncoder, exported_runs
 from bertvision.pipeline import experiment
@@ -101,6 +102,8 @@ def test_links_of_the_hub_cache_are_followed(tmp_path):
         (b'{"a":' * 101 + b"1" + b"}" * 101, "nested more than 100 levels"),
         (b"[" + b"9" * 5000 + b"]", "number of 5,000 digits"),
         (b'{"a": "\\ud800"}', "lone surrogate"),
+        (b'{"a": "\xed\xa0\x80"}', "lone surrogate"),
+        ('{"a": "\\ud800"}'.encode("utf-16"), "lone surrogate"),
         (b"\xff\xff", "decode"),
         (b"{", "Expecting"),
     ],
@@ -266,6 +269,12 @@ def test_records_that_are_no_objects(file, content, received):
         bertvision.load(directory)
 
 
+@pytest.mark.parametrize("size", ["0", "-1", "9" * 400])
+def test_sizes_of_heads_are_bounded(size):
+    with pytest.raises(BertVisionError, match="needs size >= 1, <= 1,000,000"):
+        HeadConfig.parse(f"adapter:size={size}", "text")
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -282,7 +291,7 @@ def test_huge_heads_are_refused_before_memory_is_allocated(changes, received):
     received(shape=shape | changes)
     with pytest.raises(BertVisionError, match="damaged"):
         bertvision.load(directory)
-    received(shape=shape, name="adapter:members=100,size=100000000,token_pooling=max")
+    received(shape=shape, name="adapter:members=100,size=1000000,token_pooling=max")
     with pytest.raises(BertVisionError, match="its head needs"):
         bertvision.load(directory)
 

@@ -112,9 +112,14 @@ def test_int8_has_its_own_limits(sentences, tmp_path):
     chosen = models[1:3]
     reports = export_onnx(chosen, tmp_path / "int8", rows_of(chosen), int8=True, limits=ParityLimits(90.0, np.inf))
     assert all(report.largest_difference > 1e-4 for report in reports)  # the weights are quantized
-    types = {node.op_type for node in onnx.load(tmp_path / "int8" / GRAPH).graph.node}
-    assert "MatMulInteger" in types or "DynamicQuantizeMatMul" in types
-    assert "int8" in load_all([tmp_path / "int8"])[0].bert_head.shared_encoder.runs_on
+    products = [node for node in onnx.load(tmp_path / "int8" / GRAPH).graph.node if node.op_type == "MatMulNBits"]
+    options = {each.name: each.i for each in products[0].attribute}
+    assert len(products) >= 12 and options["bits"] == 8 and options["accuracy_level"] == 4
+    exported = load_all([tmp_path / "int8"])[0]
+    assert "int8" in exported.bert_head.shared_encoder.runs_on
+    texts = ["the film was good", "a film", "good " * 20]
+    alone = [exported.predict(text)["probability"] for text in texts]
+    assert [answer["probability"] for answer in exported.predict(texts)] == pytest.approx(alone, abs=1e-4)
 
 
 def test_scores_are_equal_within_a_share_of_their_range(tiny, tmp_path):

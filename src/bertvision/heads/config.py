@@ -24,7 +24,7 @@ BERT_HEAD = "bert-head"
 DEFAULT = "default"
 """The name of the recommended head of each kind of task."""
 
-MAX_MEMBERS = 100  # a misspelt number should not fill the memory
+MAX_SIZE, MAX_MEMBERS = 10**6, 100  # a misspelt number should not fill the memory
 
 OptionValue = str | int | float | bool
 
@@ -144,8 +144,8 @@ class HeadConfig:
         options = self.options
         given: dict[str, Any] = dict(self.given)
         smallest = min(1, options_of(self.name).get("size", 1))  # 0 where the head chooses the size itself
-        if given.get("size", 1) < smallest or not 0 <= given.get("dropout", 0) < 1:
-            raise BertVisionError(f"Head {str(self)!r} needs size >= 1 and dropout from 0 to less than 1.")
+        if not smallest <= given.get("size", 1) <= MAX_SIZE or not 0 <= given.get("dropout", 0) < 1:
+            raise BertVisionError(f"Head {str(self)!r} needs size >= 1, <= {MAX_SIZE:,}; dropout >= 0, < 1.")
         if not 1 <= self.members <= MAX_MEMBERS:
             raise BertVisionError(f"Head {str(self)!r} needs members from 1 to {MAX_MEMBERS}.")
         for pooling in options.get("token_pooling", "cls").split("+"):
