@@ -70,7 +70,8 @@ class _NotApplicable(Exception):
 
 def _score_by_seconds(run: Run, task: Task) -> Any:
     """Draw the scores of all runs on the same data by their training time."""
-    runs = list(find_runs(run.directory.resolve().parent.parent))
+    tree = run.directory.resolve().parent.parent
+    runs = list(find_runs(tree)) if (tree / "settings.json").is_file() else []  # elsewhere other things lie around it
     runs = [other for other in runs if other.record.task == run.record.task and other.kind in KIND_LABELS]
     if len(runs) < 2:
         raise _NotApplicable("There are no other runs on the same data.")
@@ -129,7 +130,7 @@ def _layers(run: Run, task: Task) -> Any:
 
 def _confusion(run: Run, task: Task) -> Any:
     """Draw the counts of labels and predictions."""
-    result = evaluation(task, run.outcomes())
+    result = evaluation(task, _outcomes(run))
     if not result.confusion:
         raise _NotApplicable("A confusion matrix needs one class per text.")
     counts, classes = np.array(result.confusion), list(result.classes)[: len(result.confusion)]
@@ -155,7 +156,7 @@ def _confusion(run: Run, task: Task) -> Any:
 
 def _calibration(run: Run, task: Task) -> Any:
     """Draw the share of correct predictions by their probability."""
-    temperature, correct = run.metrics.decoding.get("temperature"), task.is_correct(run.outcomes())
+    temperature, correct = run.metrics.decoding.get("temperature"), task.is_correct(_outcomes(run))
     if temperature is None or correct is None or not getattr(task, "classes", ()):
         raise _NotApplicable("Only classes have probabilities that are calibrated by a temperature.")
     probabilities = softmax(run.predictions().logits.astype(np.float64) / temperature, axis=1).max(axis=1)
@@ -184,11 +185,11 @@ def _calibration(run: Run, task: Task) -> Any:
 
 def _by_length(run: Run, task: Task) -> Any:
     """Draw how good the answers are by the number of words of the texts."""
+    outcomes = _outcomes(run)
     try:
-        examples = pipeline.data.dev_examples(pipeline.experiment_of(run))
+        examples = pipeline.dev_examples(pipeline.experiment_of(run))
     except BertVisionError as error:
         raise _NotApplicable(f"{MISSING}: {error}") from None
-    outcomes = run.outcomes()
     if len(examples) != len(outcomes):
         raise _NotApplicable(f"{MISSING}: there are {len(examples):,} of them instead of {len(outcomes):,}.")
     words = np.array([sum(len(text.split()) for text in example.texts) for example in examples])
@@ -208,6 +209,13 @@ def _by_length(run: Run, task: Task) -> Any:
     )
     bars = base.mark_bar().encode(y=alt.Y("y:Q", title=title))
     return _titled(bars + base.mark_rule().encode(y="low:Q", y2="high:Q"), f"{task.name}: answers by length")
+
+
+def _outcomes(run: Run) -> np.ndarray:
+    """Return how each scored row was answered."""
+    if not (run.directory / "outcomes.npy").is_file():
+        raise _NotApplicable("The predictions of a shared or exported run are not saved.")
+    return run.outcomes()
 
 
 def _metric(run: Run) -> str:
