@@ -20,9 +20,10 @@ def print_summary(result: "ExperimentResult", root: Path) -> None:
     best, kind = result.best, task_kind_of(result.best)
     metrics = best.metrics
     low, high = metrics.interval
+    score = f"{best.primary_score:.2f} (95 %: {low:.2f} to {high:.2f}) on {_scored_rows(best)} rows"
     lines = {
         "model": f"{output.short_name(best.name, kind)}, {_parameters(best)}on {best.record.encoder or 'two models'}",
-        metrics.primary_metric: f"{best.primary_score:.2f} (95 %: {low:.2f} to {high:.2f}) on {_scored_rows(best)} rows",
+        metrics.primary_metric: score,
         "BERT": _bert(result),
         "seconds": f"{metrics.seconds.total:.0f} of training",
         "files": str(best.directory),

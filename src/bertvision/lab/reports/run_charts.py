@@ -83,19 +83,26 @@ def _score_by_seconds(run: Run, task: Task) -> Any:
             "score": other.primary_score,
             "low": other.metrics.interval[0],
             "high": other.metrics.interval[1],
-            "label": f"{_short_name(other, task)}, {other.record.fraction:g}" if _is_labelled(other, run) else "",
+            "label": f"{_short_name(other, task)} ({other.record.fraction:g} epochs)" if _is_labelled(other, run) else "",
         }
         for other in runs
     ]
     base = alt.Chart(alt.Data(values=rows))
     x = alt.X("seconds:Q", title="seconds of training")
-    color = alt.Color("kind:N", title=None)
+    color = alt.Color("kind:N", title=None, legend=alt.Legend(symbolOpacity=1))
     rules = base.mark_rule(opacity=0.5).encode(
         x=x, y=alt.Y("low:Q", title=_metric(run), scale=alt.Scale(zero=False)), y2="high:Q", color=color
     )
     points = base.mark_point(filled=True, size=80, opacity=1).encode(x=x, y="score:Q", color=color)
-    names = base.mark_text(align="left", dx=8, fontSize=11).encode(x=x, y="score:Q", text="label:N")
-    return _titled(rules + points + names, f"{task.name}: score by seconds, with 95 % intervals")
+    middle = max(row["seconds"] for row in rows) / 2
+    sides = {"left": f"datum.seconds <= {middle}", "right": f"datum.seconds > {middle}"}
+    texts = [
+        base.transform_filter(where)
+        .mark_text(align=side, dx=8 if side == "left" else -8, fontSize=11)
+        .encode(x=x, y="score:Q", text="label:N")
+        for side, where in sides.items()
+    ]
+    return _titled(alt.layer(rules, points, *texts), f"{task.name}: score by seconds, with 95 % intervals")
 
 
 KIND_LABELS = {"bert": "BERT", "head": "head", "control": "control", "ensemble": "ensemble"}
@@ -198,12 +205,13 @@ def _by_length(run: Run, task: Task) -> Any:
     values = correct if correct is not None else np.abs(outcomes[:, 0] - outcomes[:, 1])
     if correct is None:
         title = "mean absolute error"
+    edges = np.unique(np.quantile(words, np.arange(1, LENGTH_BINS) / LENGTH_BINS))
+    bins = np.searchsorted(edges, words)
     rows = []
-    for part in np.array_split(np.argsort(words, kind="stable"), min(LENGTH_BINS, len(words))):
+    for part in (np.flatnonzero(bins == number) for number in np.unique(bins)):
         mean, half = values[part].mean(), 1.96 * values[part].std() / max(1, len(part)) ** 0.5
-        rows.append(
-            {"words": f"{words[part].min()}-{words[part].max()}", "y": mean, "low": mean - half, "high": mean + half}
-        )
+        ends = {"low": max(0.0, mean - half), "high": mean + half if correct is None else min(1.0, mean + half)}
+        rows.append({"words": f"{words[part].min()}-{words[part].max()}", "y": mean, **ends})
     base = alt.Chart(alt.Data(values=rows)).encode(
         x=alt.X("words:N", sort=None, title="words of the text", axis=alt.Axis(labelAngle=0))
     )
