@@ -83,7 +83,7 @@ def _score_by_seconds(run: Run, task: Task) -> Any:
             "score": other.primary_score,
             "low": other.metrics.interval[0],
             "high": other.metrics.interval[1],
-            "label": f"{_short_name(other, task)} ({other.record.fraction:g} epochs)" if _is_labelled(other, run) else "",
+            "label": _label(other, task) if _is_labelled(other, run) else "",
         }
         for other in runs
     ]
@@ -106,6 +106,10 @@ def _score_by_seconds(run: Run, task: Task) -> Any:
 
 
 KIND_LABELS = {"bert": "BERT", "head": "head", "control": "control", "ensemble": "ensemble"}
+
+
+def _label(run: Run, task: Task) -> str:
+    return f"{_short_name(run, task)} ({run.record.fraction:g} epochs)"
 
 
 def _is_labelled(other: Run, run: Run) -> bool:
