@@ -20,10 +20,10 @@ def print_summary(result: "ExperimentResult", root: Path) -> None:
     best, kind = result.best, task_kind_of(result.best)
     metrics = best.metrics
     low, high = metrics.interval
-    scored = len(best.outcomes())
+    score = f"{best.primary_score:.2f} (95 %: {low:.2f} to {high:.2f}) on {_scored_rows(best)} rows"
     lines = {
         "model": f"{output.short_name(best.name, kind)}, {_parameters(best)}on {best.record.encoder or 'two models'}",
-        metrics.primary_metric: f"{best.primary_score:.2f} (95 %: {low:.2f} to {high:.2f}) on {scored:,} dev rows",
+        metrics.primary_metric: score,
         "BERT": _bert(result),
         "seconds": f"{metrics.seconds.total:.0f} of training",
         "files": str(best.directory),
@@ -56,6 +56,10 @@ def _same_fraction(run: "Run", best: "Run") -> bool:
 def _parameters(run: "Run") -> str:
     """Return the size of a head and the length of fine-tuning."""
     return f"{output.parameters(run.metrics.parameters)} parameters, {run.record.fraction:g} epochs of fine-tuning, "
+
+
+def _scored_rows(run: "Run") -> str:
+    return f"{len(run.outcomes()):,} dev" if (run.directory / "outcomes.npy").is_file() else "the scored"
 
 
 def _bert(result: "ExperimentResult") -> str:

@@ -70,7 +70,8 @@ class _NotApplicable(Exception):
 
 def _score_by_seconds(run: Run, task: Task) -> Any:
     """Draw the scores of all runs on the same data by their training time."""
-    runs = list(find_runs(run.directory.resolve().parent.parent))
+    tree = run.directory.resolve().parent.parent
+    runs = list(find_runs(tree)) if (tree / "settings.json").is_file() else []  # elsewhere other things lie around it
     runs = [other for other in runs if other.record.task == run.record.task and other.kind in KIND_LABELS]
     if len(runs) < 2:
         raise _NotApplicable("There are no other runs on the same data.")
@@ -82,22 +83,33 @@ def _score_by_seconds(run: Run, task: Task) -> Any:
             "score": other.primary_score,
             "low": other.metrics.interval[0],
             "high": other.metrics.interval[1],
-            "label": f"{_short_name(other, task)}, {other.record.fraction:g}" if _is_labelled(other, run) else "",
+            "label": _label(other, task) if _is_labelled(other, run) else "",
         }
         for other in runs
     ]
     base = alt.Chart(alt.Data(values=rows))
     x = alt.X("seconds:Q", title="seconds of training")
-    color = alt.Color("kind:N", title=None)
+    color = alt.Color("kind:N", title=None, legend=alt.Legend(symbolOpacity=1))
     rules = base.mark_rule(opacity=0.5).encode(
         x=x, y=alt.Y("low:Q", title=_metric(run), scale=alt.Scale(zero=False)), y2="high:Q", color=color
     )
     points = base.mark_point(filled=True, size=80, opacity=1).encode(x=x, y="score:Q", color=color)
-    names = base.mark_text(align="left", dx=8, fontSize=11).encode(x=x, y="score:Q", text="label:N")
-    return _titled(rules + points + names, f"{task.name}: score by seconds, with 95 % intervals")
+    middle = max(row["seconds"] for row in rows) / 2
+    sides = {"left": f"datum.seconds <= {middle}", "right": f"datum.seconds > {middle}"}
+    texts = [
+        base.transform_filter(where)
+        .mark_text(align=side, dx=8 if side == "left" else -8, fontSize=11)
+        .encode(x=x, y="score:Q", text="label:N")
+        for side, where in sides.items()
+    ]
+    return _titled(alt.layer(rules, points, *texts), f"{task.name}: score by seconds, with 95 % intervals")
 
 
 KIND_LABELS = {"bert": "BERT", "head": "head", "control": "control", "ensemble": "ensemble"}
+
+
+def _label(run: Run, task: Task) -> str:
+    return f"{_short_name(run, task)} ({run.record.fraction:g} epochs)"
 
 
 def _is_labelled(other: Run, run: Run) -> bool:
@@ -129,7 +141,7 @@ def _layers(run: Run, task: Task) -> Any:
 
 def _confusion(run: Run, task: Task) -> Any:
     """Draw the counts of labels and predictions."""
-    result = evaluation(task, run.outcomes())
+    result = evaluation(task, _outcomes(run))
     if not result.confusion:
         raise _NotApplicable("A confusion matrix needs one class per text.")
     counts, classes = np.array(result.confusion), list(result.classes)[: len(result.confusion)]
@@ -155,7 +167,7 @@ def _confusion(run: Run, task: Task) -> Any:
 
 def _calibration(run: Run, task: Task) -> Any:
     """Draw the share of correct predictions by their probability."""
-    temperature, correct = run.metrics.decoding.get("temperature"), task.is_correct(run.outcomes())
+    temperature, correct = run.metrics.decoding.get("temperature"), task.is_correct(_outcomes(run))
     if temperature is None or correct is None or not getattr(task, "classes", ()):
         raise _NotApplicable("Only classes have probabilities that are calibrated by a temperature.")
     probabilities = softmax(run.predictions().logits.astype(np.float64) / temperature, axis=1).max(axis=1)
@@ -184,11 +196,11 @@ def _calibration(run: Run, task: Task) -> Any:
 
 def _by_length(run: Run, task: Task) -> Any:
     """Draw how good the answers are by the number of words of the texts."""
+    outcomes = _outcomes(run)
     try:
-        examples = pipeline.data.dev_examples(pipeline.experiment_of(run))
+        examples = pipeline.dev_examples(pipeline.experiment_of(run))
     except BertVisionError as error:
         raise _NotApplicable(f"{MISSING}: {error}") from None
-    outcomes = run.outcomes()
     if len(examples) != len(outcomes):
         raise _NotApplicable(f"{MISSING}: there are {len(examples):,} of them instead of {len(outcomes):,}.")
     words = np.array([sum(len(text.split()) for text in example.texts) for example in examples])
@@ -197,17 +209,25 @@ def _by_length(run: Run, task: Task) -> Any:
     values = correct if correct is not None else np.abs(outcomes[:, 0] - outcomes[:, 1])
     if correct is None:
         title = "mean absolute error"
+    edges = np.unique(np.quantile(words, np.arange(1, LENGTH_BINS) / LENGTH_BINS))
+    bins = np.searchsorted(edges, words)
     rows = []
-    for part in np.array_split(np.argsort(words, kind="stable"), min(LENGTH_BINS, len(words))):
+    for part in (np.flatnonzero(bins == number) for number in np.unique(bins)):
         mean, half = values[part].mean(), 1.96 * values[part].std() / max(1, len(part)) ** 0.5
-        rows.append(
-            {"words": f"{words[part].min()}-{words[part].max()}", "y": mean, "low": mean - half, "high": mean + half}
-        )
+        ends = {"low": max(0.0, mean - half), "high": mean + half if correct is None else min(1.0, mean + half)}
+        rows.append({"words": f"{words[part].min()}-{words[part].max()}", "y": mean, **ends})
     base = alt.Chart(alt.Data(values=rows)).encode(
         x=alt.X("words:N", sort=None, title="words of the text", axis=alt.Axis(labelAngle=0))
     )
     bars = base.mark_bar().encode(y=alt.Y("y:Q", title=title))
     return _titled(bars + base.mark_rule().encode(y="low:Q", y2="high:Q"), f"{task.name}: answers by length")
+
+
+def _outcomes(run: Run) -> np.ndarray:
+    """Return how each scored row was answered."""
+    if not (run.directory / "outcomes.npy").is_file():
+        raise _NotApplicable("The predictions of a shared or exported run are not saved.")
+    return run.outcomes()
 
 
 def _metric(run: Run) -> str:
