@@ -5,7 +5,7 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 COMPILE := ($(BIN)/python -m compileall -q -j 0 .venv/lib src > /dev/null || true)
 
-.PHONY: demo test test-slow bench lint format clean
+.PHONY: demo test test-slow bench docs dist lint format clean
 
 .venv/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
@@ -35,9 +35,27 @@ bench: .venv/dev
 	$(PIP) -e '.[bench]'
 	$(BIN)/python benchmarks/peers.py --alone --data-dir "$(DATA)" --other-dir "$(OTHER)"
 
+.venv/docs: pyproject.toml constraints.txt
+	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
+	$(PIP) -e '.[docs]'
+	$(COMPILE)
+	touch .venv/installed $@
+
+# The site: docs/_build/html/index.html. Notebooks are executed once and kept; the Hub is not used.
+docs: .venv/docs
+	HF_HUB_OFFLINE=1 $(BIN)/python -m sphinx --fail-on-warning --keep-going -b html docs docs/_build/html
+
+# The wheel and the source archive of a release (docs/release.md).
+dist: .venv/dev
+	$(PIP) -e '.[release]'
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/python -m twine check --strict dist/*
+
 lint: .venv/dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/codespell
 	$(BIN)/pyright -p pyproject.toml
 
 format: .venv/dev
@@ -45,4 +63,4 @@ format: .venv/dev
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf .venv build dist *.egg-info src/*.egg-info .pytest_cache .ruff_cache
+	rm -rf .venv build dist docs/_build *.egg-info src/*.egg-info .pytest_cache .ruff_cache

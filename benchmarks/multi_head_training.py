@@ -73,7 +73,7 @@ def main() -> None:
     given = parser.parse_args()
     data = prepare(make(task="stsb", source="registry", limit=given.rows, limit_dev=8))
     encoder = load_encoder("minilm").encoder.eval().requires_grad_(False)
-    tokens = data.shuffled(replace(data.config.head_training, batch_size=OPTIM.batch_size))
+    tokens = data.shuffled(replace(data.head_training, batch_size=OPTIM.batch_size))
     states = ComputedStates(encoder, tokens, StateView(cross_layers=tuple(range(encoder.num_layers))))
     compare("pooling and adapters", data, states, POOLING_AND_ADAPTERS, encoder)
     if given.cnn:

@@ -91,8 +91,9 @@ def livez_seconds(port: int) -> float | None:
     return None
 
 
-def _sample_livez(port: int, over: Event, results: "multiprocessing.Queue[list[float]]") -> None:
+def _sample_livez(port: int, ready: Event, over: Event, results: "multiprocessing.Queue[list[float]]") -> None:
     found = []
+    ready.set()
     while not over.wait(0.05):
         found.append(livez_seconds(port) or float("inf"))
     results.put(found)
@@ -110,9 +111,11 @@ class Samples:
 def sampled(target: ServerProcess) -> Iterator[Samples]:
     """Sample /livez, from a process of its own, and the memory of the server."""
     context = multiprocessing.get_context("spawn")
-    samples, over, results = Samples(), context.Event(), context.Queue()
-    sampler = context.Process(target=_sample_livez, args=(target.port, over, results))
+    samples, ready, over, results = Samples(), context.Event(), context.Event(), context.Queue()
+    sampler = context.Process(target=_sample_livez, args=(target.port, ready, over, results))
     sampler.start()
+    if not ready.wait(120):  # it imports this program first
+        raise SystemExit("the process that samples /livez did not start")
     done = threading.Event()
 
     def watch() -> None:
@@ -121,7 +124,6 @@ def sampled(target: ServerProcess) -> Iterator[Samples]:
 
     thread = threading.Thread(target=watch)
     thread.start()
-    time.sleep(2.0)  # until the sampler has started
     try:
         yield samples
     finally:

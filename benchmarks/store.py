@@ -114,7 +114,7 @@ def _trained(
 ) -> tuple[nn.Module, float]:
     """Train a head on stored states; return it with its best validation score."""
     checkpoint = checkpoint or runner.checkpoint
-    plan = BatchPlan(data.train.features.lengths, data.config.head_training.batch_size, seed=seed)
+    plan = BatchPlan(data.train.features.lengths, data.head_training.batch_size, seed=seed)
     train = StoredStates(runner.extracted("train", type, data, checkpoint), plan)
     validation = StoredStates(
         runner.extracted("validation", type, data, checkpoint), data.ordered(data.validation).plan
@@ -127,7 +127,7 @@ def _trained(
         found = data.predict(models, validation, split, "validate")
         return {name: validation_score(data, split, predictions) for name, predictions in found.items()}
 
-    optim = replace(data.config.head_training, epochs=3.0)
+    optim = replace(data.head_training, epochs=3.0)
     train_state = fit({"head": head}, train, data.task.loss, {"head": optim}, FitOptions(seed=seed, validate=validate))[
         "head"
     ]
@@ -174,7 +174,7 @@ def epoch(runner: Setup) -> dict[str, Any]:
     store = runner.extracted("train", "int8")
     rows = min(runner.given.epoch_rows, store.rows)
     chosen = np.random.default_rng(0).choice(store.rows, rows, replace=False)
-    plan = _Part(BatchPlan(store.row_table.lengths[chosen], data.config.head_training.batch_size, seed=0), chosen)
+    plan = _Part(BatchPlan(store.row_table.lengths[chosen], data.head_training.batch_size, seed=0), chosen)
     decoded = _Decoded(list(StoredStates(store, plan).epoch(0)), rows)  # pyright: ignore[reportArgumentType]
     states = ("first", "warm", "cold")
     results: dict[str, list[float]] = {"memory": []} | {
@@ -252,7 +252,7 @@ def _head_epoch(runner: Setup, batches: Batches) -> float:
     data = runner.data
     torch.manual_seed(0)
     head = build_head(HEAD, data.shape(runner.checkpoint.encoder))
-    optim = replace(data.config.head_training, epochs=1.0)
+    optim = replace(data.head_training, epochs=1.0)
     began = time.perf_counter()
     fit({"head": head}, batches, data.task.loss, {"head": optim})
     return time.perf_counter() - began

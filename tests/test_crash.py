@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.alone
 # A driver, so that even a run of seconds saves its state several times.
 DRIVER = """
 import json, sys

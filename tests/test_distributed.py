@@ -13,8 +13,6 @@ from safetensors.torch import load_file
 from bertvision.runs import find_runs
 from conftest import save_tiny
 
-pytestmark = pytest.mark.alone
-
 DRIVER = """
 import json, sys
 from bertvision import pipeline

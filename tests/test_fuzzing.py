@@ -9,7 +9,17 @@ import pytest
 from fuzzing import SHARES
 
 SCRIPT = Path(__file__).with_name("fuzzing.py")
-COUNTS = {"toml": 4000, "heads": 4000, "data": 3000, "stores": 1000, "records": 1000, "models": 300, "http": 1000}
+COUNTS = {
+    "toml": 4000,
+    "heads": 4000,
+    "data": 3000,
+    "tokens": 3000,
+    "stores": 1000,
+    "records": 1000,
+    "exports": 300,
+    "models": 300,
+    "http": 1000,
+}
 
 
 @pytest.mark.slow

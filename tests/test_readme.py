@@ -1,5 +1,7 @@
-"""What the README shows runs: the Python, the commands, the experiment files, on a tiny encoder in place of MiniLM."""
+"""What the README shows runs, on a tiny encoder in place of MiniLM, and its figures are those of the benchmark."""
 
+import importlib
+import json
 import re
 import shlex
 import sys
@@ -8,11 +10,17 @@ from pathlib import Path
 import pytest
 
 from bertvision.cli import main
-from bertvision.cli.options import FLAGS
 from bertvision.encoders import ENCODERS, EncoderEntry
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
+DOCUMENTS = [ROOT / "README.md", *(page for page in (ROOT / "docs").rglob("*.md") if "_build" not in page.parts)]
+
+
+def commands():
+    """Every command with its parameters."""
+    sys.path.insert(0, str(ROOT / "docs"))
+    return importlib.import_module("generate_reference").commands()
 
 
 def blocks(language: str) -> list[str]:
@@ -29,25 +37,21 @@ def tiny_minilm(tiny, monkeypatch):
 def test_python(tiny_minilm, reviews, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "reviews.csv").write_text(reviews.read_text())
+    monkeypatch.setenv("BERTVISION_CACHE", str(tmp_path / "cache"))
     (code,) = blocks("python")
-    assert len([line for line in code.splitlines() if line.strip()]) <= 6
+    assert len([line for line in code.splitlines() if line.strip()]) <= 10
     exec(compile(code, "README.md", "exec"), {})
-    assert "'label': '" in capsys.readouterr().out
+    assert "BERT" in capsys.readouterr().out and (tmp_path / "model").is_dir()
 
 
 @pytest.mark.parametrize("block", blocks("sh"), ids=lambda block: block.split()[1])
-def test_commands(tiny_minilm, tmp_path, monkeypatch, capsys, block):
+def test_commands(tiny_minilm, reviews, tmp_path, monkeypatch, capsys, block):
     monkeypatch.chdir(tmp_path)  # one place for a block: its commands build on one another
+    (tmp_path / "reviews.csv").write_text(reviews.read_text())
     for command in block.splitlines():
-        monkeypatch.setattr(sys, "argv", shlex.split(with_few_rows(command)))
+        monkeypatch.setattr(sys, "argv", shlex.split(command))
         main_exit(0)
         assert capsys.readouterr().out
-
-
-def with_few_rows(command: str) -> str:
-    """Return the command with fewer rows than the README shows."""
-    command = re.sub(r" --limit-dev \d+", "", command)
-    return re.sub(r"--limit \d+", "--limit 120 --limit-dev 60", command)
 
 
 def main_exit(expected: int) -> None:
@@ -58,41 +62,65 @@ def main_exit(expected: int) -> None:
 
 
 def test_every_flag_shown_exists():
-    shown = set(re.findall(r"--([a-z][a-z-]+)", README))
-    known = {name.replace("_", "-") for name in FLAGS} | {"set", "json", "runs", "help", "how", "data", "predictions"}
-    known |= {
-        "preset",
-        "output",
-        "nbest",
-        "install-completion",
-        "trials",
-        "target",
-        "storage",
-        "shard",
-        "seeds",
-        "space",
-        "nproc-per-node",
-        "cluster",
-        "num",
-        "cpu",
-        "tokens",
-        "width",
-        "layers",
-        "outputs",
-        "per-token",
-        "question",
-        "context",
-        "file",
-        "type",
-        "onnx",
-        "key-file",
-        "files",
-        "checkpoint",
-    }
-    assert shown <= known
+    known = {option for _, command in commands() for parameter in command.params for option in parameter.opts}
+    known |= {"--install-completion", "--no-hub", "--table"}
+    for page in DOCUMENTS:
+        for block in re.findall(r"^```(?:sh|bash)\n(.*?)^```", page.read_text(), flags=re.S | re.M):
+            for line in block.replace("\\\n", " ").splitlines():
+                arguments = line.partition("bertvision ")[2] if re.match(r"(\S+/)?bertvision ", line) else ""
+                assert set(re.findall(r"(?<!\S)--[a-z][a-z-]+", arguments)) <= known, f"{page.name}: {line}"
 
 
-def test_links_lead_somewhere():
-    for page in [ROOT / "README.md", *ROOT.glob("docs/**/*.md")]:
-        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
-            assert (page.parent / target).exists() or target.startswith("http"), f"{page.name}: {target}"
+def test_it_is_short_and_has_the_two_commands():
+    assert len(README.split()) <= 900
+    assert "\nmake demo " in README and "\nmake test " in README
+    for name in re.findall(r'(?:srcset|src)="([^"]+)"', README):
+        assert (ROOT / name).is_file()
+
+
+def test_figures_are_those_of_the_benchmark():
+    rows = json.loads((ROOT / "benchmarks/results/peers.json").read_text())["rows"]
+    chosen = {row["task"]: row for row in rows if row["method"] == "bertvision-run"}
+    shown = ("fine-tuning", "lora", "bitfit", "embedding")
+
+    def figures(row):
+        return f"{row['score']:.1f}", f"{row['seconds']:.0f} s"
+
+    def longest(task):
+        return max(
+            (row for row in rows if (row["task"], row["method"]) == (task, "fine-tuning")), key=lambda r: r["length"]
+        )
+
+    said = re.search(
+        r"On stsb our defaults reach (.*?) in (.*?), full fine-tuning (.*?) in (.*?); "
+        r"on rotten-tomatoes they reach (.*?) in (.*?), full fine-tuning (.*?) in (\d+ s)",
+        README,
+    )
+    expected = [figures(row) for task in ("stsb", "rotten-tomatoes") for row in (chosen[task], longest(task))]
+    assert said and said.groups() == tuple(value for pair in expected for value in pair)
+    better = {
+        task: {(row["method"], row["length"]) for row in rows if row["task"] == task and row["method"] in shown
+               and row["score"] > ours["score"]}
+        for task, ours in chosen.items()
+    }  # fmt: skip
+    assert "On mrpc, stsb and snli our defaults score above every other method of the chart" in README
+    assert {task for task, methods in better.items() if not methods} == {"mrpc", "stsb", "snli"}
+    assert "full fine-tuning of two epochs and LoRA of three are better, in more than twice the time" in README
+    assert better["rotten-tomatoes"] == {("fine-tuning", 2), ("fine-tuning", 3), ("lora", 3)}
+    times = [row["seconds"] for row in rows if row["task"] == "rotten-tomatoes"
+             and (row["method"], row["length"]) in better["rotten-tomatoes"]]  # fmt: skip
+    assert min(times) > 2 * chosen["rotten-tomatoes"]["seconds"]
+
+
+def test_the_chart_is_that_of_the_benchmark(tmp_path, monkeypatch):
+    pytest.importorskip("vl_convert")
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    chart = importlib.import_module("readme_chart")
+    monkeypatch.chdir(ROOT)
+    shown = (ROOT / "docs/chart-light.svg").read_text()
+    rows = chart.timed_rows()
+    assert {row["task"] for row in rows} == set(
+        re.findall(r"class=\"mark-text role-title-text\".*?>([\w-]+)</text>", shown)
+    )
+    for name in {row["method"] for row in rows}:
+        assert f">{name}</text>" in shown

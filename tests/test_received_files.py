@@ -7,6 +7,8 @@ import zipfile
 from pathlib import Path
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -19,7 +21,9 @@ from bertvision.files import inside, parse_json, read_json, save_tensors
 from bertvision.inputs.labels import ClassLabelEncoder
 from bertvision.onnx_model import OnnxEncoder, exported_runs
 from bertvision.pipeline import experiment
+from bertvision.prediction_files import open_input
 from bertvision.runs import open_run
+from bertvision.tasks import TASKS
 from bertvision.tasks.reading import read_squad, read_table
 from bertvision.types import Predictions
 from conftest import save_tiny
@@ -125,6 +129,19 @@ def test_hostile_rows_of_data_files(content, tmp_path):
     (tmp_path / "data.json").write_bytes(content)
     with pytest.raises(BertVisionError):
         read_squad(tmp_path / "data.json")
+
+
+def test_texts_in_parquet_that_are_not_utf8(tmp_path):
+    texts = pyarrow.array([b"a film", b"\xe1bc"], pyarrow.binary()).view(pyarrow.string())
+    table = pyarrow.table({"text": texts, "label": ["a", "b"]})
+    pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
+    with pytest.raises(BertVisionError, match="not a readable Parquet file"):
+        read_table(tmp_path / "rows.parquet")
+    with (
+        open_input(tmp_path / "rows.parquet", TASKS["rotten-tomatoes"]) as opened,
+        pytest.raises(BertVisionError, match="not a readable Parquet file"),
+    ):
+        list(opened.rows)
 
 
 def test_numbers_of_thousands_of_digits_in_a_label_column(tmp_path):
@@ -268,6 +285,15 @@ def test_huge_heads_are_refused_before_memory_is_allocated(changes, received):
     received(shape=shape, name="adapter:members=100,size=100000000,token_pooling=max")
     with pytest.raises(BertVisionError, match="its head needs"):
         bertvision.load(directory)
+
+
+def test_a_tokenizer_with_more_tokens_than_the_encoder(received):
+    directory = received()
+    tokenizer = json.loads((directory / "tokenizer.json").read_text())
+    tokenizer["model"]["vocab"] = {word: number + 5000 for word, number in tokenizer["model"]["vocab"].items()}
+    (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(BertVisionError, match="no embedding for a token"):
+        bertvision.load(directory).predict("the film was good")
 
 
 @pytest.mark.parametrize("manifest", [{}, {"runs": "x"}, {"runs": [3]}, {"runs": ["../secret"]}, {"runs": ["/etc"]}])

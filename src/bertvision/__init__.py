@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from bertvision.pipeline.experiment import Experiment
     from bertvision.tasks import TASKS, register_task
     from bertvision.trained_model import TrainedModel, load
+    from bertvision.training import Callback
     from bertvision.types import HeadShape, Predictions
 
 __version__ = "0.2.0.dev0"
@@ -44,12 +45,14 @@ _MODULES = {
     "fit_head": "hidden_states",
     "register_head": "heads",
     "register_task": "tasks",
+    "Callback": "training",
     "BertVisionError": "errors",
 }
 
 __all__ = [
     "ENCODERS",
     "BertVisionError",
+    "Callback",
     "Encoder",
     "ExperimentResult",
     "Experiment",

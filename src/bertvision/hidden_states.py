@@ -26,7 +26,7 @@ from bertvision.files import inside, load_tensors, read_json, save_tensors, writ
 from bertvision.heads import DEFAULT_LEARNING_RATES, HeadConfig, build_head, load_head_weights
 from bertvision.heads.token_pooling import ClsPooling, MaxPooling, MeanPooling
 from bertvision.inputs import ClassLabelEncoder, read_rows
-from bertvision.prediction import predict
+from bertvision.prediction import check_own_head, predict
 from bertvision.records import check_head_size, read_shape
 from bertvision.states import (
     BatchPlan,
@@ -412,6 +412,7 @@ def fit_head(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(random_state)
         module = _build_module(config or head, shape)
+        check_own_head(type(module).__name__, module, shape, shape.num_layers, shape.max_tokens)
         batches = _LabelledStates(states, plan, labels)
         rows = _LabelledStates(states, BatchPlan(states.row_table.lengths, BATCH_ROWS, chosen=held_out), labels)
         held_out_states = rows if count else None

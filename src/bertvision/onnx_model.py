@@ -80,6 +80,7 @@ class OnnxEncoder:
             inside(directory, path.name)
         if not (directory / GRAPH).is_file() or file_hash(directory / GRAPH) != manifest["sha256"]:
             raise BertVisionError(f"{directory / GRAPH} is not the graph that was exported there. Export it again.")
+        self.directory = directory
         self.weights: str = manifest["weights"]
         self.format: int = manifest["format"]
         options = ort.SessionOptions()
@@ -120,7 +121,15 @@ class OnnxEncoder:
         feeds = {name: values.numpy() for name, values in inputs.items()}
         feeds |= {"attention_mask": mask * (1 + texts) if self.format == 2 else mask, "text_ids": texts}
         names = list(wanted)
-        outputs = self.session.run(names, {name: feeds[name] for name in self.inputs}, self.part_of_graph)
+        try:
+            outputs = self.session.run(names, {name: feeds[name] for name in self.inputs}, self.part_of_graph)
+        except Exception as error:  # a graph that does not fit the tokenizer or the run: one class per way to fail
+            raise BertVisionError(f"onnxruntime cannot compute {self.directory / GRAPH}: {error}") from error
+        for name, logits in zip(names, outputs, strict=True):
+            if logits.ndim not in (2, 3) or len(logits) != len(mask) or logits.dtype != np.float32:
+                raise BertVisionError(
+                    f"{self.directory / GRAPH} is damaged: {name} does not hold the logits of a head."
+                )
         return {name: logits[wanted[name]] for name, logits in zip(names, outputs, strict=True)}
 
 

@@ -4,12 +4,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bertvision import devices, distributed
+from bertvision.errors import BertVisionError
 from bertvision.progress import bar
 from bertvision.states import TokenBatches, partition
-from bertvision.types import Batches, Features, Predictions, call_head
+from bertvision.types import Batches, Features, HeadShape, Predictions, call_head
 
 EVALUATION_ROWS = 64
 EVALUATION_TOKENS = {"cpu": 1024}
@@ -96,3 +97,31 @@ def _scatter(flat: np.ndarray, values: np.ndarray, offsets: np.ndarray, rows: np
     lengths = offsets[rows + 1] - offsets[rows]
     first = np.repeat(offsets[rows] - np.concatenate([[0], np.cumsum(lengths)[:-1]]), lengths)
     flat[first + np.arange(lengths.sum())] = values
+
+
+@torch.no_grad()
+def check_own_head(name: str, head: nn.Module, shape: HeadShape, channels: int, tokens: int) -> None:
+    """Raise an error if a head from outside of the package does not return one logit for each output.
+
+    Args:
+        name: The name of the head, for the message.
+        head: The head. Heads of the package are not called.
+        shape: The shape that the head was built for.
+        channels: The number of layers of the hidden states that it is called with.
+        tokens: How many tokens it may be called with, at most.
+    """
+    if all(type(part).__module__.partition(".")[0] in ("bertvision", "torch") for part in head.modules()):
+        return
+    was_training, tokens = head.training, min(tokens, 3)
+    hidden = torch.zeros(2, channels, tokens, shape.hidden_size)
+    text_ids = torch.zeros(2, tokens, dtype=torch.long)
+    logits = call_head(head.eval(), hidden, torch.ones(2, tokens, dtype=torch.bool), text_ids)
+    head.train(was_training)
+    expected = (2, tokens, shape.num_outputs) if shape.per_token else (2, shape.num_outputs)
+    if not isinstance(logits, Tensor) or tuple(logits.shape) != expected:
+        got = f"a tensor of shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
+        wanted = "(B, T, C)" if shape.per_token else "(B, C)"
+        raise BertVisionError(
+            f"The head {name!r} must return logits of shape {wanted}, here {expected} for 2 rows; it returned {got}. "
+            "The number of outputs C is `shape.num_outputs` of the HeadShape that the head is built with."
+        )

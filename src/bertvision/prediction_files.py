@@ -283,12 +283,20 @@ def _parquet_objects(path: Path) -> Iterator[dict[str, Any]]:
     import pyarrow
     import pyarrow.parquet
 
-    try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=CHUNK_ROWS):
-                yield from batch.to_pylist()
-    except (pyarrow.ArrowException, OSError) as error:
-        raise BertVisionError(f"{path} is not a readable Parquet file: {error}.") from error
+    def batches() -> Iterator[list[dict[str, Any]]]:
+        try:
+            with pyarrow.parquet.ParquetFile(path) as file:
+                for batch in file.iter_batches(batch_size=CHUNK_ROWS):
+                    yield batch.to_pylist()
+        except (
+            pyarrow.ArrowException,
+            OSError,
+            ValueError,
+            OverflowError,
+        ) as error:  # also of texts that are not UTF-8
+            raise BertVisionError(f"{path} is not a readable Parquet file: {error}.") from error
+
+    yield from chain.from_iterable(batches())
 
 
 def _squad_objects(path: Path) -> Iterator[dict[str, Any]]:

@@ -91,7 +91,13 @@ class TorchEncoder:
         uses_bi = {name: uses_bi_encoding(self.heads[name]) for name in names}
         num_layers = self.encoder.num_layers
         bi_layers = range(num_layers) if any(uses_bi.values()) else ()
-        hidden = self.encoder(inputs, attention_mask, text_ids, bi_layers=bi_layers)
+        try:
+            hidden = self.encoder(inputs, attention_mask, text_ids, bi_layers=bi_layers)
+        except IndexError as error:
+            raise BertVisionError(
+                "The encoder has no embedding for a token or a position of this text: its tokenizer or its "
+                "configuration belongs to another encoder, or is damaged."
+            ) from error
         return {name: hidden if bi else hidden[:, -num_layers:] for name, bi in uses_bi.items()}
 
     @torch.inference_mode()

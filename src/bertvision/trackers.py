@@ -44,7 +44,7 @@ class TransformersCallback(Callback):
         if not isinstance(self.callback, TrainerCallback):
             raise BertVisionError(
                 f"TransformersCallback takes a transformers.TrainerCallback, got a {type(self.callback).__name__}. "
-                "Subclasses of bertvision.training.Callback are used as they are."
+                "Subclasses of bertvision.Callback are used as they are."
             )
         self.args: TrainingArguments = args or TrainingArguments(
             eval_strategy="epoch",

@@ -33,6 +33,8 @@ COMMANDS = [
     "encoders",
     "presets",
     "search",
+    "doctor",
+    "plot",
 ]
 COMMANDS += ["runs list", "runs show", "runs compare", "runs remove", "submit"]
 FAST = ["--set", "train.epochs=3", "--set", "finetune.learning_rate=1e-3", "--set", "train.learning_rate=1e-2"]
@@ -91,9 +93,12 @@ def test_run_from_flags(cli, tiny, reviews, tmp_path):
         "0.5,1",
     ]
     words += ["--at", "0.5", "--runs", tmp_path, *FAST]
-    code, out, err = cli(*words)
+    code, out, err = cli(*words, "--table")
     assert code == 0 and "control: retrained BERT head" in out and "BERT + " in out and "Results: " in out
     assert "rows to train on" in err and "rows to train on" not in out
+    code, out, _ = cli(*words)
+    assert code == 0 and "control: " not in out and "predict reviews" in out and f"--runs {tmp_path}" in out
+    assert re.search(r"accuracy +\d+\.\d\d \(95 %: .* to .*\) on 24 dev rows", out) and "after 1 epochs" in out
     code, out, _ = cli(*words, "--json")
     rows = json.loads(out)
     assert code == 0 and [row["kind"] for row in rows].count("control") == 3

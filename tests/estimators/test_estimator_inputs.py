@@ -9,6 +9,7 @@ import polars
 import pytest
 import torch
 
+import bertvision
 from bertvision import BertVisionError, QuestionAnswerer, TextClassifier, TextRegressor
 from bertvision.training import Callback
 
@@ -69,6 +70,24 @@ def test_all_inputs_give_equal_predictions(shared, texts, labels, tmp_path):
         assert np.array_equal(classifier.predict_proba(texts), expected), name
         assert np.array_equal(classifier.predict_proba(table), expected), name
         assert classifier.score(table) == classifier.score(texts, labels), name
+
+
+def test_the_scores_are_those_of_run(shared, texts, labels, tmp_path):
+    """The same rows and settings give the same model, whether an estimator or the command's function trains it."""
+    frame = pandas.DataFrame({"text": texts, "label": labels})
+    frame[:40].to_csv(tmp_path / "train.csv", index=False)
+    frame[40:].to_csv(tmp_path / "dev.csv", index=False)
+    files, settings = {"train_file": str(tmp_path / "train.csv"), "dev_file": str(tmp_path / "dev.csv")}, {"epochs": 1}
+    for fraction in (0, 1.0):
+        classifier = TextClassifier(**shared | {"fraction": fraction}).fit(tmp_path / "train.csv")
+        result = bertvision.run(
+            **files, encoder=shared["encoder"], fractions=[fraction], heads=["default"], controls=False,
+            train=settings, task="reviews", root=tmp_path / "runs",
+        )  # fmt: skip
+        assert classifier.score(tmp_path / "dev.csv") * 100 == pytest.approx(result.best.primary_score, abs=1e-9)
+        assert classifier.run_.validation_score == pytest.approx(result.best.validation_score, abs=1e-5)
+        logits = classifier.model_.logits(classifier.model_.encode(texts[40:])).logits
+        assert np.allclose(logits, result.best.predictions().logits, atol=1e-5)
 
 
 def test_forms_of_the_evaluation_set(shared, texts, labels):
@@ -168,7 +187,7 @@ def test_parameters_of_wrong_types(shared, texts, labels, parameters, sentence):
 def test_arguments_of_wrong_types(shared, texts, labels, tmp_path):
     classifier = TextClassifier(**shared).fit(texts, labels)
     calls = {
-        "subclasses of bertvision.training.Callback, got a int": lambda: classifier.fit(texts, labels, callbacks=[3]),
+        "subclasses of bertvision.Callback, got a int": lambda: classifier.fit(texts, labels, callbacks=[3]),
         "must be a list of callbacks": lambda: classifier.partial_fit(texts, labels, callbacks=print),
         "Item 1 holds 2 .int. where": lambda: classifier.predict(["a text", 2]),
         "Item 0 is missing": lambda: classifier.predict([None]),
@@ -198,6 +217,7 @@ def test_groups_and_equal_texts_stay_together(shared, texts, labels):
 
 
 def test_weights_have_an_effect(shared, texts, labels):
+    shared = shared | {"head": "default"}
     plain = TextClassifier(**shared).fit(texts, labels).predict_proba(texts)
     ones = TextClassifier(**shared).fit(texts, labels, sample_weight=np.ones(48)).predict_proba(texts)
     weights = [5.0 if label == "pos" else 1.0 for label in labels]
@@ -214,6 +234,7 @@ def test_weights_have_an_effect(shared, texts, labels):
 
 
 def test_random_state(shared, texts, labels):
+    shared = shared | {"head": "default"}
     answers = [TextClassifier(**shared | {"random_state": s}).fit(texts, labels).predict_proba(texts) for s in (0, 1)]
     assert not np.array_equal(*answers)
     for seed in (np.int64(1), np.random.RandomState(0), None):

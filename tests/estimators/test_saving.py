@@ -1,6 +1,7 @@
 """Saving, loading, sharing, exporting and serving of estimators; encoders and heads of the user."""
 
 import base64
+import hashlib
 import json
 import os
 import re
@@ -16,10 +17,10 @@ import pandas
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModel
+from transformers import AutoConfig, AutoModel
 
 from bertvision import HEADS, BertVisionError, Encoder, QuestionAnswerer, TextClassifier, TextRegressor, register_head
-from conftest import save_tiny, squad_json, tiny_tokenizer
+from conftest import SIZES, squad_json, tiny_tokenizer
 
 QUICKSTART = Path(__file__).parents[2] / "docs" / "quickstart.md"
 
@@ -50,6 +51,10 @@ def test_an_exported_model_is_loaded(fitted, texts, tmp_path):
     loaded = TextClassifier.from_pretrained(directory)
     assert np.allclose(loaded.predict_proba(texts), fitted.predict_proba(texts), atol=1e-4)
     assert loaded.classes_.tolist() == [3, 5]
+    quantized = fitted.export("onnx", int8=True)
+    assert quantized == fitted.model_.run.directory / "onnx-int8"
+    probabilities = TextClassifier.from_pretrained(quantized).predict_proba(texts)
+    assert 0 < np.abs(probabilities - fitted.predict_proba(texts)).max() < 0.2
     with pytest.raises(BertVisionError, match="Unknown format 'tflite'"):
         fitted.export("tflite", tmp_path / "other")
 
@@ -138,10 +143,21 @@ def test_the_ten_lines_of_the_quickstart_serve_a_model(tiny, reviews, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "model", "reviews.csv"]
 
 
+def hashed(model):
+    """The SHA-256 of a state dict: of its names and tensors, in their order."""
+    digest = hashlib.sha256()
+    for name, tensor in model.state_dict().items():
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode() + tensor.numpy().tobytes())
+    return digest.hexdigest()
+
+
 @pytest.mark.parametrize("wrapped", [False, True], ids=["model", "peft"])
 def test_an_own_encoder_is_used_and_not_changed(wrapped, texts, labels, tmp_path):
     tokenizer = tiny_tokenizer(tmp_path / "tokenizer")
-    model = AutoModel.from_pretrained(save_tiny(tmp_path / "own", seed=7))
+    torch.manual_seed(7)
+    model = AutoModel.from_config(
+        AutoConfig.for_model("bert", vocab_size=len(tokenizer), max_position_embeddings=128, **SIZES)
+    )
     if wrapped:
         from peft import LoraConfig, get_peft_model
 
@@ -152,7 +168,7 @@ def test_an_own_encoder_is_used_and_not_changed(wrapped, texts, labels, tmp_path
         hidden.square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-    before = {key: value.clone() for key, value in model.state_dict().items()}
+    before = hashed(model)
     encoder = Encoder(model, tokenizer, name="own")
     for fraction in (0, 1.0):
         classifier = TextClassifier(
@@ -162,8 +178,7 @@ def test_an_own_encoder_is_used_and_not_changed(wrapped, texts, labels, tmp_path
         classifier.save_pretrained(tmp_path / f"model{fraction}")
         loaded = TextClassifier.from_pretrained(tmp_path / f"model{fraction}")
         assert np.allclose(loaded.predict_proba(texts), expected, atol=1e-6)
-    after = model.state_dict()
-    assert before.keys() == after.keys() and all(torch.equal(before[key], after[key]) for key in before)
+    assert hashed(model) == before
 
 
 def test_an_own_head_is_used_by_its_name(fast, texts, labels, tmp_path):
@@ -178,13 +193,27 @@ def test_an_own_head_is_used_by_its_name(fast, texts, labels, tmp_path):
         def forward(self, hidden, attention_mask):
             return self.linear(hidden.mean(dim=(1, 2)))
 
+    @register_head("too-narrow")
+    class TooNarrow(nn.Module):
+        """One output, whatever the task."""
+
+        def __init__(self, shape):
+            super().__init__()
+            self.linear = nn.Linear(shape.hidden_size, 1)
+
+        def forward(self, hidden, attention_mask):
+            return self.linear(hidden.mean(dim=(1, 2)))
+
     try:
+        with pytest.raises(BertVisionError, match=r"must return logits of shape \(B, C\), here \(2, 2\) for 2 rows"):
+            TextClassifier(**fast | {"head": "too-narrow"}).fit(texts, labels)
         classifier = TextClassifier(**fast | {"head": "mean-of-all"}).fit(texts, labels)
         loaded = TextClassifier.from_pretrained(classifier.save_pretrained(tmp_path / "model"))
         assert np.array_equal(loaded.predict(texts), classifier.predict(texts))
         assert "mean-of-all" in classifier.leaderboard_["model"].tolist()
     finally:
         HEADS.unregister("mean-of-all")
+        HEADS.unregister("too-narrow")
     with pytest.raises(BertVisionError, match="register_head"):
         TextClassifier(**fast | {"head": MeanOfAll}).fit(texts, labels)
 
@@ -215,6 +244,13 @@ def test_question_answering(fast, tmp_path):
         }
     )
     articles = [article["title"] for article in data["data"] for p in article["paragraphs"] for _ in p["qas"]]
+    plain = pandas.DataFrame({"q": frame["question"], "c": frame["context"], "a": answers})
+    fitted = QuestionAnswerer(**fast).fit(plain, text="q", text_pair="c", label="a")
+    named = QuestionAnswerer(**fast).fit(plain.rename(columns={"q": "question", "c": "context", "a": "answer"}))
+    assert fitted.predict(plain) == named.predict(pairs) == fitted.predict(pairs)
+    assert fitted.score(plain) == named.score(pairs, answers)
+    with pytest.raises(BertVisionError, match="The answers to questions are texts"):
+        QuestionAnswerer(**fast).fit(pairs, [1] * len(pairs))
     for fit in (
         lambda: QuestionAnswerer(**fast).fit(frame, groups=articles),
         lambda: QuestionAnswerer(**fast).fit(pairs, answers, groups=articles),

@@ -13,9 +13,10 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.estimator_checks import check_estimator
 
-from bertvision import BertVisionError, QuestionAnswerer, TextClassifier, TextRegressor
+from bertvision import BertVisionError, QuestionAnswerer, TextClassifier, TextRegressor, TokenClassifier
+from bertvision.estimators import cached_states
 
-ESTIMATORS = [TextClassifier, TextRegressor, QuestionAnswerer]
+ESTIMATORS = [TextClassifier, TextRegressor, TokenClassifier, QuestionAnswerer]
 
 
 EXPECTED_FAILURES = {
@@ -128,7 +129,9 @@ def test_unfitted_estimators_say_so(cls, tmp_path):
 
 def test_cross_validation_and_grid_search(fast, texts, labels):
     classifier = TextClassifier(**fast)
+    cached_states.CACHE.clear()
     scores = cross_val_score(classifier, texts, labels, cv=3)
+    assert cached_states.CACHE.rows_computed == len(set(texts))  # each text once, in all folds together
     assert scores.shape == (3,) and ((scores >= 0) & (scores <= 1)).all()
     probabilities = cross_val_predict(classifier, np.array(texts), np.array(labels), cv=2, method="predict_proba")
     assert probabilities.shape == (48, 2) and np.allclose(probabilities.sum(axis=1), 1)

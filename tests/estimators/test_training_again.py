@@ -6,10 +6,13 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import pandas
 import pytest
 from test_estimator_inputs import CountSteps
 
-from bertvision import BertVisionError, TextClassifier, TextRegressor
+import bertvision
+from bertvision import ENCODERS, BertVisionError, TextClassifier, TextRegressor
+from bertvision.encoders import EncoderEntry
 from bertvision.training import Callback
 from bertvision.training.callbacks import Cancellation
 
@@ -25,14 +28,31 @@ def test_the_same_call_trains_nothing_and_writes_nothing_here(fast, texts, label
     assert [entry["action"] for entry in fitted[0].history_][-1] == "finished" and len(fitted[0].history_) > 1
 
 
-@pytest.mark.parametrize("method", ["partial_fit", "warm_start"])
+def test_without_fine_tuning_no_copy_of_a_named_encoder_is_kept(fast, tiny, reviews, tmp_path, monkeypatch):
+    entry = EncoderEntry(hub=str(tiny), layers=3, width=32, parameters=1, learning_rate=1e-3)
+    monkeypatch.setitem(ENCODERS._entries, "tiny-public", entry)
+    classifier = TextClassifier(**fast | {"encoder": "tiny-public"}).fit(reviews)
+    result = bertvision.run(
+        train_file=str(reviews), encoder="tiny-public", fractions=[0], heads=["mean"], controls=False,
+        train={"epochs": 1}, root=tmp_path / "runs",
+    )  # fmt: skip
+    assert not list(fast["cache_dir"].rglob("model.safetensors")) + list((tmp_path / "runs").rglob("model.safetensors"))
+    classifier.save_pretrained(tmp_path / "model")  # which does not need the public encoder
+    assert (tmp_path / "model" / "model.safetensors").is_file()
+    answers = bertvision.load(result.best).predict(["the film was good"])
+    assert answers[0]["label"] in ("pos", "neg")
+
+
+@pytest.mark.parametrize("method", ["partial_fit", "warm_start", "fit"])
 def test_training_continues_with_the_same_encoder(fast, texts, labels, method):
-    classifier = TextClassifier(**fast | {"fraction": 0.5}).fit(texts[:36], labels[:36])
+    classifier = TextClassifier(**fast | {"fraction": 0.5, "head": "default"}).fit(texts[:36], labels[:36])
     before, run, counter = classifier.predict_proba(texts), classifier.run_, CountSteps()
     if method == "partial_fit":
         classifier.partial_fit(texts[24:], labels[24:], callbacks=[counter])
-    else:
+    elif method == "warm_start":
         classifier.set_params(warm_start=True).fit(texts[24:], labels[24:], callbacks=[counter])
+    else:
+        classifier.fit(texts[24:], labels[24:], callbacks=[counter], warm_start=True)
     assert counter.steps > 0 and not np.array_equal(before, classifier.predict_proba(texts))
     assert classifier.run_.record.encoder_hash == run.record.encoder_hash
     with pytest.raises(
@@ -40,6 +60,29 @@ def test_training_continues_with_the_same_encoder(fast, texts, labels, method):
     ):
         classifier.partial_fit(texts[:2], ["pos", "mixed"])
     assert classifier.predict(texts[:2]).shape == (2,)
+
+
+def test_an_ensemble_continues_with_its_best_head(fast, texts, labels):
+    classifier = TextClassifier(**fast).fit(texts[:36], labels[:36])
+    members = classifier.run_.members()
+    best = max(members, key=lambda run: run.validation_score).name if members else classifier.run_.name
+    assert set(classifier.leaderboard_.query("kind == 'head'")["model"]) == {"default", "ridge", "logistic:layers=last"}
+    classifier.partial_fit(texts[24:], labels[24:])
+    assert classifier.run_.name == best and not classifier.run_.members()
+
+
+def test_partial_fit_knows_columns_and_classes(fast, texts, labels):
+    frame = pandas.DataFrame({"body": texts, "team": labels})
+    classifier = TextClassifier(**fast).fit(frame[:36], text="body", label="team")
+    before = classifier.predict_proba(texts)
+    classifier.partial_fit(frame[36:])
+    assert not np.array_equal(before, classifier.predict_proba(texts))
+    loaded = TextClassifier(**fast).partial_fit(texts[::2], labels[::2], classes=["neg", "neutral", "pos"])
+    assert set(labels[::2]) == {"pos"} and loaded.classes_.tolist() == ["neg", "neutral", "pos"]
+    loaded.partial_fit(texts, labels)
+    assert loaded.predict_proba(texts).shape == (48, 3)
+    with pytest.raises(BertVisionError, match="the label is 'pos', which is not one of the known labels: a, b"):
+        TextClassifier(**fast).partial_fit(texts, labels, classes=["a", "b"])
 
 
 def test_partial_fit_keeps_the_scale_of_numbers(fast, texts):

@@ -38,6 +38,7 @@ from bertvision.pipeline import experiment as config  # noqa: E402
 from bertvision.serving.onnx_export import export_onnx  # noqa: E402
 from bertvision.tasks import TASKS  # noqa: E402
 
+RECORDED_SETTINGS = ("precision=float32", "data.split=rows", "combine_heads=false")
 RECORDED_TRAINING = ("train.epochs=3", "train.patience=2", "train.batch_size=32")
 
 # Everything that calls the package; where names change, these functions change, and golden.json does not.
@@ -46,13 +47,18 @@ RECORDED_TRAINING = ("train.epochs=3", "train.patience=2", "train.batch_size=32"
 def run_experiment(root: Path, **settings: Any) -> list[dict[str, Any]]:
     """Run an experiment in float32 with the split and the lengths that were recorded; return its rows."""
     train = {"epochs": 3.0, "patience": 2, "batch_size": 32} | settings.pop("train", {})
-    return rows_of(bertvision.run(root=root, precision="float32", split="rows", train=train, **settings))
+    return rows_of(
+        bertvision.run(root=root, precision="float32", split="rows", combine_heads=False, train=train, **settings)
+    )
 
 
 def run_file(root: Path, file: Path) -> list[dict[str, Any]]:
     """Run the experiment of a TOML file in float32; return its rows."""
     return rows_of(
-        bertvision.run(config.load(file, ["precision=float32", "data.split=rows", *RECORDED_TRAINING]), root=root)
+        bertvision.run(
+            config.load(file, [*RECORDED_SETTINGS, *RECORDED_TRAINING]),
+            root=root,
+        )
     )
 
 
@@ -92,10 +98,12 @@ def write_stores(root: Path, dtype: str, splits: list[str], **settings: Any) -> 
 
 
 def export_and_predict(run: Path, place: Path, texts: list[str]) -> list[dict[str, Any]]:
-    """Export a run as an ONNX graph, and let the graph answer."""
+    """Export a run as an ONNX graph, and let the graph answer, without the calibration that later versions have."""
     model = trained_model.load(run)
     export_onnx([model], place, [pipeline.dev_examples(pipeline.experiment_of(model.run))])
-    return trained_model.load(place).predict(texts)
+    exported = trained_model.load(place)
+    exported.settings = {}
+    return exported.predict(texts)
 
 
 # The cases.

@@ -178,7 +178,7 @@ def test_the_recommended_head_of_a_kind_of_task_is_called_default():
             assert HeadConfig.parse(config.label(kind), kind) == config
     assert HeadConfig("learned").label("pair") == "learned"
     assert split_specs("default,adapter:size=8,layers=1,2") == ["default", "adapter:size=8,layers=1,2"]
-    assert resolve_heads([], "text") == [HeadConfig("learned"), default_head("text")]
+    assert resolve_heads([], "text") == [*DEFAULT_HEADS["text"].values()] and len(DEFAULT_HEADS["text"]) == 3
     assert resolve_heads(["default", str(default_head("text"))], "text") == [default_head("text")]
     assert str(HeadConfig.parse("last")) == "bert-head"
     with pytest.raises(BertVisionError, match="depends on the kind of task"):

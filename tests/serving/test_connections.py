@@ -1,6 +1,7 @@
 """Limits before a request is accepted: connections, headers, the API key, and what refusals cost."""
 
 import asyncio
+import io
 import json
 import re
 import socket
@@ -9,6 +10,7 @@ import time
 import psutil
 import pytest
 
+from bertvision.serving.logs import JsonLogger, RequestLog
 from serving.load import post
 from serving.process import Process, serving
 
@@ -199,6 +201,31 @@ def test_refusals_are_held_and_counted(locked):
     time.sleep(1.5)
     summaries = [event for event in locked.events[lines:] if event["event"] == "refusals"]
     assert 1 <= len(summaries) <= 6 and sum(event["refused"].get("429", 0) for event in summaries) == 60
+
+
+def test_answers_are_counted_while_requests_are_refused():
+    stream = io.StringIO()
+    log = RequestLog(JsonLogger(stream))
+
+    def written() -> list[dict]:
+        lines = stream.getvalue().splitlines()
+        stream.seek(0)
+        stream.truncate()
+        return [json.loads(line) for line in lines]
+
+    for _ in range(6):
+        log.refused(429)
+    log.answered(200, 0.5)
+    log.summarize(now=True)
+    (summary,) = written()
+    assert (summary["refused"], summary["answered"], summary["slowest"]) == ({"429": 6}, {"200": 1}, 0.5)
+    log.answered(200, 0.1)  # refusals come in bursts: clients that were refused together try again together
+    log.summarize(now=True)
+    (summary,) = written()
+    assert (summary["refused"], summary["answered"]) == ({}, {"200": 1})
+    log.answered(200, 0.1)
+    log.summarize(now=True)
+    assert [event["event"] for event in written()] == ["request"]
 
 
 def test_a_connection_survives_a_refusal_and_a_response(locked):

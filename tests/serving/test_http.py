@@ -327,3 +327,17 @@ def test_a_port_in_use_is_reported(server, runs, tmp_path):
     words = [sys.executable, "-m", "bertvision", "serve", str(runs[0]), "--port", port]
     done = subprocess.run(words, capture_output=True, text=True)
     assert done.returncode == 1 and "Cannot listen" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_examples_of_the_page_come_from_a_file(tmp_path):
+    from bertvision.serving.examples import examples_for
+    from bertvision.tasks import TextTask
+
+    task = TextTask(name="x", summary="", texts=("body", "reply"), classes=("a", "b"), metrics=("accuracy",))
+    (tmp_path / "rows.csv").write_text("body,reply,label\n" + "a fine film,no,a\n" * 3 + f"{'word ' * 20},yes,b\n" * 9)
+    rows = examples_for(task, str(tmp_path / "rows.csv"))
+    assert rows[0] == ("a fine film", ("a fine film", "no")) and len(rows) == 4
+    assert rows[3][0].endswith("word ...") and len(rows[3][0]) < 40
+    single = TextTask(name="y", summary="", texts=("sentence",), classes=("a", "b"), metrics=("accuracy",))
+    (tmp_path / "other.csv").write_text("x,y\n1,2\n")
+    assert examples_for(single, str(tmp_path / "other.csv")) == examples_for(single)

@@ -3,6 +3,7 @@
 import json
 import random
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -16,7 +17,8 @@ from bertvision.heads import HEADS
 from bertvision.onnx_model import GRAPH, MANIFEST
 from bertvision.pipeline import dev_examples, experiment_of
 from bertvision.serving import onnx_export
-from bertvision.serving.onnx_export import ParityLimits, export_onnx
+from bertvision.serving.onnx_export import ParityLimits, compare, export_onnx
+from bertvision.tasks import Example
 from bertvision.trained_model import load, load_all
 from conftest import FAMILIES, WORDS, save_tiny, squad_json
 
@@ -77,6 +79,7 @@ def test_answers_are_equal(kind, request):
     assert manifest["parity"] == [report.to_dict() for report in reports] and manifest["limits"] == {
         "agreement": 99.9,
         "largest_difference": 1e-4,
+        "score_difference": 0.001,
     }
 
 
@@ -112,6 +115,26 @@ def test_int8_has_its_own_limits(sentences, tmp_path):
     types = {node.op_type for node in onnx.load(tmp_path / "int8" / GRAPH).graph.node}
     assert "MatMulInteger" in types or "DynamicQuantizeMatMul" in types
     assert "int8" in load_all([tmp_path / "int8"])[0].bert_head.shared_encoder.runs_on
+
+
+def test_scores_are_equal_within_a_share_of_their_range(tiny, tmp_path):
+    texts = [" ".join(WORDS[:count]) for count in range(1, 31)]
+    rows = [f"{text},{100.5 * len(text)}" for text in texts]
+    (tmp_path / "lengths.csv").write_text("\n".join(["text,label", *rows]) + "\n")
+    (model,) = load_all([make(tiny, tmp_path / "lengths.csv", tmp_path / "runs", ["learned"]).best])
+    examples = [Example(id=str(row), texts=(text,), label=100.5 * len(text)) for row, text in enumerate(texts)]
+    scores = [answer["score"] for answer in model.predict(texts)]
+    known = [100.5 * len(texts[0]), 100.5 * len(texts[-1])]
+    tolerance = 0.01 * (max(*scores, *known) - min(*scores, *known))
+    limits = replace(ParityLimits.default(int8=True), agreement=50.0)
+    (report,) = export_onnx([model], tmp_path / "int8", [examples], int8=True, limits=limits)
+    assert report.score_tolerance == pytest.approx(tolerance) and report.largest_difference > 0
+    manifest = json.loads((tmp_path / "int8" / MANIFEST).read_text())
+    assert manifest["limits"] == {"agreement": 50.0, "largest_difference": None, "score_difference": 0.01}
+    (exported,) = load_all([tmp_path / "int8"])
+    differences = [abs(answer["score"] - score) for answer, score in zip(exported.predict(texts), scores, strict=True)]
+    assert report.agreement == pytest.approx(100 * np.mean(np.array(differences) <= tolerance), abs=5)
+    assert compare("strict", model, exported, examples, 1e-9).agreement < report.agreement
 
 
 def test_a_graph_with_different_answers_is_not_kept(sentences, tmp_path, monkeypatch):
@@ -158,6 +181,21 @@ def test_a_damaged_graph_is_refused(spans, tmp_path):
     (moved / GRAPH).write_bytes(raw)
     with pytest.raises(BertVisionError, match="Export it again"):
         load_all([moved])
+
+
+def test_a_graph_with_other_outputs_is_refused(spans, tmp_path):
+    moved = shutil.copytree(spans[1], tmp_path / "moved")
+    graph = onnx.load(moved / GRAPH)
+    output = graph.graph.output[0]
+    node = next(node for node in graph.graph.node if output.name in node.output)
+    node.output[list(node.output).index(output.name)] = "floats"
+    graph.graph.node.append(onnx.helper.make_node("Cast", ["floats"], [output.name], to=onnx.TensorProto.INT64))
+    output.type.tensor_type.elem_type = onnx.TensorProto.INT64
+    onnx.save(graph, moved / GRAPH)
+    manifest = json.loads((moved / MANIFEST).read_text())
+    (moved / MANIFEST).write_text(json.dumps(manifest | {"sha256": file_hash(moved / GRAPH)}))
+    with pytest.raises(BertVisionError, match="does not hold the logits"):
+        load_all([moved])[0].predict(("who", "the tower in rome was made at ann ."), bert=True)
 
 
 @pytest.mark.slow

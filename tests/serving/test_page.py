@@ -90,6 +90,25 @@ def test_classification(browser, server):
     assert complaints(browser) == []
 
 
+def test_many_classes_and_long_contexts(browser, server):
+    open_page(browser, server.url, "towers")
+    browser.execute_script(
+        "const rows = [...Array(77)].map((_, i) => [`card_arrival ${i}`, 1 / (i + 1)]);"
+        "document.querySelector('main').append(createBars(rows));"
+    )
+    rows = browser.find_elements(By.CSS_SELECTOR, "main > div .bars li")
+    assert [row.is_displayed() for row in rows] == [True] * 5 + [False] * 72
+    assert rows[0].find_element(By.CSS_SELECTOR, ".name").text == "card_arrival 0"  # as the class is called
+    find(browser, "main > div .more").click()
+    assert all(row.is_displayed() for row in rows)
+    browser.execute_script(
+        "byId('result').hidden = false; byId('context-block').hidden = false;"
+        "highlight([...'word '.repeat(2000)], [{start: 7000, end: 7004, kind: 'first'}]); scrollToMark();"
+    )
+    box, mark = find(browser, "#context").rect, find(browser, "#context mark").rect
+    assert box["height"] < 400 and box["y"] <= mark["y"] <= box["y"] + box["height"]
+
+
 def test_examples_and_keyboard(browser, server):
     open_page(browser, server.url, "towers")
     browser.find_elements(By.CSS_SELECTOR, "#examples button")[0].click()

@@ -17,8 +17,6 @@ from bertvision.errors import BertVisionError
 from bertvision.lab.store_maintenance import verify_store
 from bertvision.states import Store
 
-pytestmark = pytest.mark.alone
-
 KILLED = signal.SIGKILL
 
 

@@ -196,7 +196,7 @@ def test_models_that_diverge_or_finish_leave_the_events():
 
 @pytest.mark.parametrize("wrong", [Recorder, print, {"on_step": print}])
 def test_what_is_no_callback_is_refused(wrong):
-    with pytest.raises(BertVisionError, match="must be instances of subclasses of bertvision.training.Callback, got"):
+    with pytest.raises(BertVisionError, match="must be instances of subclasses of bertvision.Callback, got"):
         FitOptions(callbacks=[wrong])
     with pytest.raises(BertVisionError, match="must be a list of callbacks, got a Recorder"):
         FitOptions(callbacks=Recorder())

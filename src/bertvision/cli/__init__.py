@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import bertvision
-from bertvision.cli import inference, listings, runs, search, stores, studies, training
+from bertvision.cli import doctor, inference, listings, runs, search, stores, studies, training
 from bertvision.cli.logs import log_to_stderr
 from bertvision.cpu_optimizations import read_switch, set_environment
 from bertvision.errors import BertVisionError
@@ -52,6 +52,7 @@ search.register(app)
 studies.register(app)
 listings.register(app)
 runs.register(app)
+doctor.register(app)
 
 
 def print_version(requested: bool) -> None:

@@ -38,7 +38,14 @@ def json_list() -> Iterator[Callable[[Any], None]]:
     print("[]" if separator == "[" else "\n]")
 
 
-def table(rows: Sequence[dict[str, Any]], title: str = "", *, numbers: Sequence[str] = (), bold: str = "") -> None:
+def table(
+    rows: Sequence[dict[str, Any]],
+    title: str = "",
+    *,
+    numbers: Sequence[str] = (),
+    bold: str = "",
+    optional: Sequence[str] = (),
+) -> None:
     """Print rows as a table that is as wide as the terminal at most.
 
     Args:
@@ -46,16 +53,31 @@ def table(rows: Sequence[dict[str, Any]], title: str = "", *, numbers: Sequence[
         title: printed above the table.
         numbers: names of the columns that are aligned right and never wrapped.
         bold: name of a boolean column that is not shown; rows in which it is true are bold.
+        optional: names of columns that are left out, in this order, where the texts of others would be folded.
     """
     grid = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
     columns = [name for name in rows[0] if name != bold] if rows else []
+    width = terminal_width()
+    for name in optional:
+        if _natural_width(rows, columns) > width and name in columns:
+            columns.remove(name)
     for name in columns:
         is_number = name in numbers
         grid.add_column(name, justify="right" if is_number else "left", no_wrap=is_number, overflow="fold")
     for row in rows:
         grid.add_row(*(str(row[name]) for name in columns), style="bold" if bold and row[bold] else None)
+    Console(width=width).print(grid)
+
+
+def terminal_width() -> int:
+    """Return the number of columns of the terminal, or of COLUMNS; tables in pipes and files may have any width."""
     fits = sys.stdout.isatty() or "COLUMNS" in os.environ
-    Console(width=shutil.get_terminal_size((100, 24)).columns if fits else UNLIMITED_WIDTH).print(grid)
+    return shutil.get_terminal_size((100, 24)).columns if fits else UNLIMITED_WIDTH
+
+
+def _natural_width(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> int:
+    """Return the width of a table in which nothing is folded."""
+    return sum(2 + max(len(name), *(len(str(row[name])) for row in rows)) for name in columns) - 2
 
 
 def markdown(rows: Sequence[dict[str, Any]], *, numbers: Sequence[str] = ()) -> str:
@@ -138,7 +160,10 @@ def comparison(rows: Sequence[dict[str, Any]], task_kind: str, *, full: bool = F
 def print_comparison(rows: Sequence[dict[str, Any]], task_kind: str) -> None:
     """Print the rows of a comparison as a table, and the full specifications of its heads below it."""
     formatted = comparison(rows, task_kind)
-    table(formatted, numbers=[name for name in formatted[0] if name != "model"], bold="chosen")
+    primary = rows[0]["primary"]
+    others = [name for name in rows[0]["score"] if name != primary]
+    optional = ["params", *others, "validation", "95 %"]
+    table(formatted, numbers=[name for name in formatted[0] if name != "model"], bold="chosen", optional=optional)
     for line in legend([row["name"] for row in rows], task_kind):
         print(line)
 

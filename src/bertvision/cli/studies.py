@@ -1,4 +1,4 @@
-"""Commands that summarize runs: study, glue, diagnose, report, submit."""
+"""Commands that summarize runs: study, glue, diagnose, report, plot, submit."""
 
 import shlex
 import sys
@@ -24,6 +24,7 @@ def register(app: typer.Typer) -> None:
     app.command()(experiment_flags(glue))
     app.command()(diagnose)
     app.command()(report)
+    app.command()(plot)
     app.command()(submit)
 
 
@@ -182,6 +183,29 @@ def report(
     print(f"{out}: {contents.describe()}.")
     if files:
         print(f"{files}: pictures, tables.md, CSV and JSON.")
+
+
+def plot(
+    run: RunReference,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="Directory to write (default: RUN/charts).", show_default=False),
+    ] = None,
+    format: Annotated[str, typer.Option(help="svg, png, or html (without a network).")] = "svg",
+    root: Root = Path("runs"),
+) -> None:
+    """Draw a run: score by seconds, layers, confusion matrix, calibration, and answers by length.
+
+    Example: bertvision plot rotten-tomatoes --format png --out charts
+    """
+    from bertvision.lab.reports import save_charts
+
+    resolved = resolve_run(run, root)
+    paths, reasons = save_charts(resolved, out or resolved.directory / "charts", format)
+    for path in paths:
+        print(path)
+    for name, reason in reasons.items():
+        print(f"{name}: not drawn. {reason}")
 
 
 def submit(

@@ -11,10 +11,12 @@ from bertvision.cli import output, planning
 from bertvision.cli.options import experiment_flags
 from bertvision.cli.planning import DiskLimit, MemoryLimit, TimeLimit
 from bertvision.cli.run_references import RunReference, RunReferences, resolve_model, resolve_run, task_kind_of
+from bertvision.cli.summary import print_summary
 from bertvision.errors import BertVisionError
 from bertvision.progress import is_main_rank
 
 if TYPE_CHECKING:
+    from bertvision.pipeline import ExperimentResult
     from bertvision.pipeline.experiment import Experiment
 
 Root = Annotated[Path, typer.Option("--runs", help="Directory of runs.")]
@@ -26,6 +28,7 @@ SeparateEncoder = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+ShowTable = Annotated[bool, typer.Option("--table", help="Also print the table of all heads, controls and BERT.")]
 
 # A subset of the rows, so that the demo takes a few minutes on two cores.
 DEMO: dict[str, Any] = {"limit": 3000, "source": "registry", "fractions": [0.3, 1.0], "head_fractions": [0.3]}
@@ -51,13 +54,15 @@ def run(
     disk_limit: DiskLimit = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan of a time limit only.")] = False,
     root: Root = Path("runs"),
+    table: ShowTable = False,
     as_json: Json = False,
 ) -> None:
     """Train a model: fine-tune an encoder briefly, train heads on all its layers, and score them on the dev rows.
 
     The data are a task of `bertvision tasks` (--task) or your own file (--train-file).
 
-    The table marks the head with the best validation score; `bertvision predict TASK "a text"` uses it.
+    The head with the best validation score is chosen; `bertvision predict TASK "a text"` uses it. With --table, all
+    heads are shown beside it, with controls and BERT. The table is always written to the directory of the results.
 
     With --time-limit, everything is done within that time, from the start of the command: rows are read, the encoder is
     fine-tuned as long as it pays, and the best model is saved and scored. `--fractions` is not used then.
@@ -75,7 +80,7 @@ def run(
         if dry_run:
             planning.print_plan(experiment, limits, root, as_json)
         else:
-            _print_comparison(planning.run_within(experiment, limits, root, as_json), as_json)
+            _print_result(planning.run_within(experiment, limits, root, as_json), root, table, as_json)
         return
     if memory_limit or disk_limit or dry_run:
         raise BertVisionError("--memory-limit, --disk-limit and --dry-run need --time-limit, such as --time-limit 5m.")
@@ -83,7 +88,7 @@ def run(
         _run_multitask(experiment, root, as_json)
         return
     result = pipeline.run(experiment, root=root)
-    _print_comparison(result, as_json)
+    _print_result(result, root, table, as_json)
 
 
 def _run_multitask(experiment: "Experiment", root: Path, as_json: bool) -> None:
@@ -189,7 +194,7 @@ def _curve(data: Any, checkpoints: Any) -> list[dict[str, Any]]:
     ]
 
 
-def train(experiment: "Experiment", root: Root = Path("runs"), as_json: Json = False) -> None:
+def train(experiment: "Experiment", root: Root = Path("runs"), table: ShowTable = False, as_json: Json = False) -> None:
     """Train heads and their controls on the hidden states of a fine-tuned encoder; fine-tunes it first if necessary.
 
     Example: bertvision train --task stsb --limit 1000 --at 0.3 --heads adapter:size=32,token_pooling=max
@@ -202,7 +207,7 @@ def train(experiment: "Experiment", root: Root = Path("runs"), as_json: Json = F
     kind = pipeline.find_task(experiment).example_kind
     experiment = replace(experiment, fractions=resolve_fractions(experiment, kind).head_fractions)
     result = pipeline.run(experiment, root=root)
-    _print_comparison(result, as_json)
+    _print_result(result, root, table, as_json)
 
 
 def evaluate(
@@ -318,7 +323,7 @@ def demo(root: Root = Path("runs")) -> None:
     for task, items in DEMO_TASKS.items():
         heads = list(dict.fromkeys([*DEMO_HEADS, str(default_head(TASKS[task].example_kind))]))
         result = pipeline.run(make(task=task, heads=heads, **DEMO), root=root)
-        _print_comparison(result, as_json=False)
+        _print_result(result, root, table=True, as_json=False)
         for item, answer in zip(items, trained_model.load(result.best).predict(items), strict=True):
             texts = [item] if isinstance(item, str) else list(item)
             print(f"\n{' | '.join(texts)!r} -> {output.answer(answer)}")
@@ -327,8 +332,8 @@ def demo(root: Root = Path("runs")) -> None:
     print(f"Try both in a browser: {sys.argv[0]} serve {' '.join(chosen)}")
 
 
-def _print_comparison(result: Any, as_json: bool) -> None:
-
+def _print_result(result: "ExperimentResult", root: Path, table: bool, as_json: bool) -> None:
+    """Write the table to a file, and print it, or a summary, or JSON."""
     rows, task_kind = result.to_rows(), task_kind_of(result.best)
     full = [
         {key: value for key, value in row.items() if key != "chosen"}
@@ -340,15 +345,11 @@ def _print_comparison(result: Any, as_json: bool) -> None:
     if as_json:
         output.as_json(rows)
         return
-    output.print_comparison(rows, task_kind)
-    print("* best head by validation score (controls are excluded). 95 %: bootstrap over dev examples, one seed.")
-    at = result.best.record.fraction
-    rivals = [run for run in result.runs if run.kind in ("bert", "control") and run.record.fraction == at]
-    above = [run for run in rivals if run.validation_score[0] > result.best.validation_score[0]]
-    if above:
-        names = [f"{output.short_name(run.name, task_kind)} ({run.kind})" for run in above]
-        print(f"  Higher validation scores: {', '.join(names)}.")
-    print(f"Results: {result.file}\nChosen:  {result.best.directory}")
+    if table:
+        output.print_comparison(rows, task_kind)
+        print("* best head by validation score (controls are excluded). 95 %: bootstrap over dev examples, one seed.")
+        print(f"Results: {result.file}")
+    print_summary(result, root)
 
 
 def _print_scores(scores: dict[str, Any], as_json: bool) -> None:

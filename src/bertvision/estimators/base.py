@@ -37,6 +37,9 @@ from bertvision.types import Features, Predictions
 
 logger: logging.Logger = logging.getLogger(__name__)
 
+AUTO = "auto"
+"""The value of `head` that trains the default heads of the kind of task. Validation chooses among them."""
+
 
 class BaseTextEstimator(TimeLimitMixin, PersistenceMixin, BaseEstimator, ABC):
     """The common part of `TextClassifier`, `TextRegressor`, `TokenClassifier` and `QuestionAnswerer`.
@@ -61,7 +64,7 @@ class BaseTextEstimator(TimeLimitMixin, PersistenceMixin, BaseEstimator, ABC):
         time_limit: float | str | None = None,
         memory_limit: int | str | None = None,
         disk_limit: int | str | None = None,
-        head: str | HeadConfig = "default",
+        head: str | HeadConfig = "auto",
         validation_fraction: float = 0.1,
         max_tokens: int | None = None,
         long_texts: str = "truncate",
@@ -106,6 +109,7 @@ class BaseTextEstimator(TimeLimitMixin, PersistenceMixin, BaseEstimator, ABC):
         groups: Any = None,
         sample_weight: Any = None,
         callbacks: Sequence[Callback] = (),
+        warm_start: bool | None = None,
     ) -> Self:
         """Train on texts and labels. With a `time_limit`, everything is done within it.
 
@@ -121,9 +125,12 @@ class BaseTextEstimator(TimeLimitMixin, PersistenceMixin, BaseEstimator, ABC):
             groups: A group for each row, or a column: rows of the same group are not split into training and
                 validation.
             sample_weight: A weight for each row, or a column.
-            callbacks: Objects with the methods of `bertvision.training.Callback`.
+            callbacks: Objects with the methods of `bertvision.Callback`.
+            warm_start: Whether to continue with the encoder and the head of the previous call, as `partial_fit` does.
+                None: the parameter `warm_start` of the estimator.
         """
-        self._check(callbacks)
+        warm_start = self.warm_start if warm_start is None else warm_start
+        self._check(callbacks, warm_start=warm_start)
         clock = None if self.time_limit is None else Clock(parse_seconds(self.time_limit))
         rows = self._read_rows(
             X,
@@ -137,7 +144,7 @@ class BaseTextEstimator(TimeLimitMixin, PersistenceMixin, BaseEstimator, ABC):
         )
         self._check_labels(rows)
         evaluation = None if eval_set is None else self._read_eval_set(eval_set, rows, label)
-        start = self.run_ if self.warm_start and hasattr(self, "run_") else None
+        start = self._last_head() if warm_start else None
         return self._fit(rows, evaluation, callbacks, start, clock)
 
     def partial_fit(
@@ -154,24 +161,27 @@ class BaseTextEstimator(TimeLimitMixin, PersistenceMixin, BaseEstimator, ABC):
     ) -> Self:
         """Train the head further on new rows. The encoder stays as it is. A label that is not known is an error.
 
-        The arguments are those of `fit`.
+        The arguments are those of `fit`. The columns of a table are those of the previous call, if it has such.
         """
         self._check(callbacks)
+        start = self._last_head()
+        names: dict[str, Any] = {"text": text, "text_pair": text_pair, "label": label}
+        if start is not None:
+            X = list(X) if isinstance(X, Iterator) else X
+            names = self._known_columns(X, y) | {key: name for key, name in names.items() if name is not None}
         rows = self._read_rows(
             X,
             y,
-            text=text,
-            text_pair=text_pair,
-            label=self._label_format(label),
             groups=groups,
             sample_weight=sample_weight,
             labelled=True,
+            **names | {"label": self._label_format(names.get("label"))},
         )
-        return self._fit(rows, None, callbacks, getattr(self, "run_", None))
+        return self._fit(rows, None, callbacks, start)
 
-    def _check(self, callbacks: Sequence[Callback]) -> None:
+    def _check(self, callbacks: Sequence[Callback], **more: Any) -> None:
         """Raise an error if a parameter or a callback is of a wrong type, also where the result is in the cache."""
-        check_parameters(self.get_params(deep=False))
+        check_parameters(self.get_params(deep=False) | more)
         check_callbacks(callbacks)
 
     def _label_format(self, label: str | Sequence[str] | None) -> Any:
@@ -256,7 +266,7 @@ class BaseTextEstimator(TimeLimitMixin, PersistenceMixin, BaseEstimator, ABC):
             {
                 "task": task.name,
                 "encoder": encoder if isinstance(encoder, str) else encoder.name,
-                "heads": [str(self.head)],
+                "heads": self._heads(start),
                 "controls": self.controls,
                 "metric": self._metric(),
                 "seed": seed(self.random_state),
@@ -273,6 +283,18 @@ class BaseTextEstimator(TimeLimitMixin, PersistenceMixin, BaseEstimator, ABC):
         is_name = isinstance(encoder, str) and not os.path.exists(encoder)
         info = cached_states.encoder_info(encoder) if is_name else load_encoder_info(encoder)
         return resolve(experiment, task, info), encoder
+
+    def _heads(self, start: Run | None) -> list[str]:
+        """Return the heads to train. No heads: those that are the default of the kind of task."""
+        if start is not None:
+            return [start.name]
+        return [] if self.head == AUTO else [str(self.head)]
+
+    def _last_head(self) -> Run | None:
+        """Return the head that training continues with; of an ensemble, the best one on validation."""
+        run = getattr(self, "run_", None)
+        members = [] if run is None else run.members()
+        return max(members, key=lambda member: member.validation_score) if members else run
 
     @contextmanager
     def _context(self) -> Iterator[None]:
@@ -294,11 +316,7 @@ class BaseTextEstimator(TimeLimitMixin, PersistenceMixin, BaseEstimator, ABC):
 
     def _read_rows(self, X: Any, y: Any, **options: Any) -> Rows:
         """Read and check rows. The options are those of `read_rows`."""
-        return read_rows(X, self._read_labels(X, y), **options)
-
-    def _read_labels(self, X: Any, y: Any) -> Any:
-        """Return the labels in a form that `read_rows` takes."""
-        return y
+        return read_rows(X, y, **options)
 
     def _check_labels_are_known(self, rows: Rows) -> None:
         """Raise an error if rows have labels that the fitted estimator does not know."""
@@ -351,17 +369,28 @@ class BaseTextEstimator(TimeLimitMixin, PersistenceMixin, BaseEstimator, ABC):
         """Read rows to score. The columns of tables are those of `fit`, if they have such."""
         check_is_fitted(self, "model_")
         X = list(X) if isinstance(X, Iterator) else X
+        names = self._known_columns(X, y)
+        return self._read_rows(
+            X,
+            y,
+            sample_weight=sample_weight,
+            labelled=True,
+            **names | {"label": self._label_format(names.get("label"))},
+        )
+
+    def _known_columns(self, X: Any, y: Any) -> dict[str, Any]:
+        """Return the columns of `fit` that a table has, as arguments of `read_rows`."""
         table = as_table(X) or columns_of_items(as_items(X))
         task = self.model_.task
-        names: dict[str, Any] = dict(zip(("text", "text_pair"), task.text_names, strict=False))
+        texts, label = getattr(self, "_columns", (task.text_names, getattr(task, "label", "")))
+        names: dict[str, Any] = dict(zip(("text", "text_pair"), texts, strict=False))
         if y is None:
-            names["label"] = getattr(task, "label", "")
+            names["label"] = label
         names = {key: name for key, name in names.items() if table.named and name in table.names}
         label_columns = getattr(task, "label_columns", ())
         if y is None and label_columns and table.named and set(label_columns) <= set(table.names):
             names["label"] = label_columns
-        names["label"] = self._label_format(names.get("label"))
-        return read_rows(X, y, sample_weight=sample_weight, labelled=True, **names)
+        return names
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

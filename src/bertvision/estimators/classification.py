@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from scipy.special import softmax
@@ -25,9 +25,11 @@ from bertvision.inputs import (
     task_from_rows,
     warn_truncated,
 )
+from bertvision.inputs.tables import to_list
 from bertvision.runs import Run
 from bertvision.tasks import Task
 from bertvision.tasks.text import label_name
+from bertvision.training import Callback
 
 
 class TextClassifier(ClassifierMixin, BaseTextEstimator):
@@ -55,7 +57,8 @@ class TextClassifier(ClassifierMixin, BaseTextEstimator):
             follows from it, and `fraction` and `controls` are not used. None: no limit.
         memory_limit: Bytes, or a text such as "4GB", that the process may hold. It needs a time limit.
         disk_limit: Bytes, or a text such as "1GB", that the models may take on disk. It needs a time limit.
-        head: The head: "default", a specification such as "adapter:size=32", or a `HeadConfig`.
+        head: The head: "auto" trains the default heads of the kind of task, of which validation chooses one; or
+            "default", a specification such as "adapter:size=32", or a `HeadConfig`.
         class_weight: "balanced", or weights by class, as in scikit-learn. None: all classes have the same weight.
         label_separator: The text between several labels in a string, e.g. ",". "": a string is one label. None: labels
             that seem to hold several are refused with a question.
@@ -83,6 +86,8 @@ class TextClassifier(ClassifierMixin, BaseTextEstimator):
     kind: ClassVar[str] = "classification"
     _indicators: bool = False
     """Whether labels were an array of 0 and 1, which `predict` then returns."""
+    _given_classes: Any = None
+    """The `classes` of the call of `partial_fit` that is in progress."""
 
     def __init__(
         self,
@@ -92,7 +97,7 @@ class TextClassifier(ClassifierMixin, BaseTextEstimator):
         time_limit: float | str | None = None,
         memory_limit: int | str | None = None,
         disk_limit: int | str | None = None,
-        head: str | HeadConfig = "default",
+        head: str | HeadConfig = "auto",
         class_weight: str | Mapping[Any, float] | None = None,
         label_separator: str | None = None,
         metric: str | None = None,
@@ -130,6 +135,44 @@ class TextClassifier(ClassifierMixin, BaseTextEstimator):
         self.class_weight = class_weight
         self.label_separator = label_separator
         self.metric = metric
+
+    def partial_fit(
+        self,
+        X: Any,
+        y: Any = None,
+        *,
+        classes: Any = None,
+        text: str | None = None,
+        text_pair: str | None = None,
+        label: str | None = None,
+        groups: Any = None,
+        sample_weight: Any = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> Self:
+        """Train the head further on new rows. The encoder stays as it is. A label that is not known is an error.
+
+        The other arguments are those of `fit`. The columns of a table are those of the previous call, if it has such.
+
+        Args:
+            X: Texts, as in `fit`.
+            y: Labels, as in `fit`.
+            classes: All labels that the rows of this and of later calls may have. Only the first call reads them. None:
+                the labels of the rows of the first call.
+        """
+        self._given_classes = classes
+        try:
+            return super().partial_fit(
+                X,
+                y,
+                text=text,
+                text_pair=text_pair,
+                label=label,
+                groups=groups,
+                sample_weight=sample_weight,
+                callbacks=callbacks,
+            )
+        finally:
+            del self._given_classes
 
     def predict(self, X: Any) -> Any:
         """Return the label of each row (N,); a list of labels for each row if the classifier was fitted on lists."""
@@ -196,10 +239,12 @@ class TextClassifier(ClassifierMixin, BaseTextEstimator):
         """Return the encoder of the labels: of new ones, or of those that training continues with."""
         if start is not None:
             return self.label_encoder_
-        labels = list(rows.label_names) or rows.flat_labels
+        labels, dtype = list(rows.label_names) or rows.flat_labels, rows.label_dtype
+        if self._given_classes is not None and not rows.label_names:
+            labels, dtype = to_list(self._given_classes), None
         if not labels:
             raise BertVisionError("No row has a label; a classifier needs two or more classes.")
-        encoder = ClassLabelEncoder().fit(labels, rows.label_dtype)
+        encoder = ClassLabelEncoder().fit(labels, dtype)
         if rows.label_names:  # in the order of the columns
             encoder.classes_, encoder.names_ = np.array(labels), tuple(map(label_name, labels))
         return encoder

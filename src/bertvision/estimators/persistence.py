@@ -99,15 +99,18 @@ class PersistenceMixin:
         with tempfile.TemporaryDirectory() as folder:
             return _upload(self.save_pretrained(Path(folder) / "model"), repo_id, token, private)
 
-    def export(self, format: str, directory: str | os.PathLike[str] | None = None, X: Any = None) -> Path:
+    def export(
+        self, format: str, directory: str | os.PathLike[str] | None = None, X: Any = None, *, int8: bool = False
+    ) -> Path:
         """Export the model; return the directory, which `from_pretrained` and `bertvision serve` read.
 
         The answers of the export are compared with those of the model. The export is kept only if they agree.
 
         Args:
             format: "onnx".
-            directory: Where to write. None: the directory "onnx" beside the files of the model.
+            directory: Where to write. None: the directory "onnx" or "onnx-int8" beside the files of the model.
             X: Texts to compare the answers on. None: the validation rows of `fit`.
+            int8: Multiply matrices in int8. This is faster and needs less memory; 99 % of the answers must be equal.
         """
         check_is_fitted(self, "model_")
         if format != "onnx":
@@ -119,8 +122,9 @@ class PersistenceMixin:
 
         task = self.model_.task
         model = trained_model.load(self.model_.run)  # in float32, whatever precision this machine computes in
-        target = self.model_.run.directory / format if directory is None else Path(directory)
-        export_onnx([model], target, [examples_from_rows(read_texts(texts, task.text_names), task)])
+        default = self.model_.run.directory / (f"{format}-int8" if int8 else format)
+        target = default if directory is None else Path(directory)
+        export_onnx([model], target, [examples_from_rows(read_texts(texts, task.text_names), task)], int8=int8)
         self._write_estimator(target)
         return target
 

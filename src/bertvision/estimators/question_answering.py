@@ -1,16 +1,19 @@
 """Question answering: find the answer to a question in a context."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
-import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
 from bertvision.errors import BertVisionError
 from bertvision.estimators.base import BaseTextEstimator
-from bertvision.inputs import Rows, examples_from_rows, read_items
+from bertvision.inputs import Rows, examples_from_rows, read_items, read_rows
+from bertvision.inputs.tables import Columns, as_items, as_table, columns_of_items, is_missing, to_list
 from bertvision.runs import Run
 from bertvision.tasks import SquadTask, Task
+
+SINGLE_TEXTS = "Question answering needs pairs of a question and a context; got single texts."
 
 
 class QuestionAnswerer(BaseTextEstimator):
@@ -26,14 +29,32 @@ class QuestionAnswerer(BaseTextEstimator):
 
     The arguments are those of `TextClassifier`, without `class_weight`. `fit` takes pairs of a question and a context,
     and as labels the answers: a text that occurs in the context; an empty text or None for questions without an answer;
-    or SQuAD's {"text": [...], "answer_start": [...]}. It also takes a table with these columns, or a SQuAD JSON file.
+    or SQuAD's {"text": [...], "answer_start": [...]}. It also takes a table with the columns question, context and
+    answer or answers (or others: text=..., text_pair=..., label=...), or a SQuAD JSON file.
     """
 
     kind: ClassVar[str] = "question-answering"
 
-    def _read_labels(self, X: Any, y: Any) -> Any:
-        """Convert answers that are plain texts to SQuAD's format."""
-        return _as_answers(X, y)
+    def _read_rows(self, X: Any, y: Any, *, label: Any = None, **options: Any) -> Rows:
+        """Read and check rows. Answers that are plain texts are located in their contexts."""
+        X, y = (list(values) if isinstance(values, Iterator) else values for values in (X, y))
+        table = as_table(X) or columns_of_items(as_items(X))
+        column = label or (y if isinstance(y, str) else _answer_column(table) if y is None else None)
+        if table.named and column:
+            column = table.check(column)
+        answers = to_list(table.get(column)) if table.named and column else y
+        if not _is_plain(answers):
+            return read_rows(X, y, label=label, **options)
+        texts = read_rows(X, **options | {"labelled": False}).texts
+        rows = read_rows(X, _locate(answers, texts), **options)
+        return replace(rows, label=column or rows.label)
+
+    def _items(self, X: Any) -> list[Any]:
+        check_is_fitted(self, "model_")
+        names = {} if isinstance(X, list | Iterator) else self._known_columns(X, ())
+        if set(names) != {"text", "text_pair"}:
+            return read_items(X, self.model_.task.text_names)
+        return read_items(X, (names["text"], names["text_pair"]))
 
     def predict(self, X: Any, context: Any = None, *, nbest: int = 5) -> Any:
         """Answer questions.
@@ -62,14 +83,19 @@ class QuestionAnswerer(BaseTextEstimator):
         """Return the F1 score of SQuAD, between 0 and 1. The answers are y, or the column of answers that X has."""
         check_is_fitted(self, "model_")
         task = self.model_.task
-        examples = examples_from_rows(self._read_labelled(X, _as_answers(X, y)), task)
+        examples = examples_from_rows(self._read_labelled(X, y), task)
         features = self.model_.encode_examples(examples)
         answers = task.decode(self._predict(features), features, self.model_.settings)
         return task.score(answers, examples)["f1"] / 100
 
     def _make_task(self, rows: Rows, start: Run | None) -> Task:
         if len(rows.text_names) != 2:
-            raise BertVisionError("Question answering needs pairs of a question and a context; got single texts.")
+            raise BertVisionError(SINGLE_TEXTS)
+        if not all(isinstance(label, tuple) for label in rows.labels or []):
+            raise BertVisionError(
+                "The answers to questions are texts that occur in the contexts, or dictionaries with the keys text and "
+                f"answer_start; got {next(label for label in rows.labels or [] if not isinstance(label, tuple))!r}."
+            )
         return SquadTask(name="question-answering", summary="Answers in a context", answerable=False)
 
 
@@ -87,22 +113,32 @@ def _pairs(questions: Any, context: Any) -> list[tuple[str, str]]:
     return list(zip(asked, contexts, strict=True))
 
 
-def _as_answers(X: Any, y: Any) -> Any:
-    """Convert answers that are plain texts to SQuAD's format. Anything else is returned as it is."""
-    if y is None or isinstance(y, str | Mapping) or not hasattr(y, "__iter__"):
-        return y
-    answers = list(y)
-    if not all(answer is None or isinstance(answer, str | float) for answer in answers):
-        return answers
-    contexts = [item[1] for item in read_items(X, ("question", "context"))]
-    if len(contexts) != len(answers):
-        raise BertVisionError(f"There are {len(contexts):,} questions, but the number of answers is {len(answers):,}.")
+def _is_plain(answers: Any) -> bool:
+    """Whether answers are plain texts, instead of SQuAD's format."""
+    if answers is None or isinstance(answers, str | Mapping) or not hasattr(answers, "__iter__"):
+        return False
+    return all(isinstance(answer, str) or is_missing(answer) for answer in answers)
+
+
+def _answer_column(table: Columns) -> str | None:
+    """Return the column of the answers, if it can be told by its name."""
+    names = [name for name in table.names if name.lower() in ("answers", "answer", "label")]
+    return names[0] if table.named and len(names) == 1 else None
+
+
+def _locate(answers: Any, texts: Sequence[tuple[str, ...]]) -> list[dict[str, Any]]:
+    """Find answers that are plain texts in their contexts, and return SQuAD's format."""
+    answers = list(answers)
+    if len(texts) != len(answers):
+        raise BertVisionError(f"There are {len(texts):,} questions, but the number of answers is {len(answers):,}.")
+    if len(texts[0]) != 2:
+        raise BertVisionError(SINGLE_TEXTS)
     spans = []
-    for row, (answer, context) in enumerate(zip(answers, contexts, strict=True)):
-        if answer is None or answer == "" or (isinstance(answer, float) and np.isnan(answer)):
+    for row, (answer, (_, context)) in enumerate(zip(answers, texts, strict=True)):
+        if is_missing(answer) or not answer:
             spans.append({"text": [], "answer_start": []})
             continue
-        start = str(context).find(str(answer))
+        start = context.find(answer)
         if start < 0:
             raise BertVisionError(f"Row {row}: the answer {answer!r} does not occur in the context.")
         spans.append({"text": [answer], "answer_start": [start]})

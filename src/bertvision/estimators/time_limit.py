@@ -72,7 +72,7 @@ class TimeLimitMixin:
             callbacks=callbacks,
             encoder=encoder if isinstance(encoder, Encoder) else None,
             frozen_cache=cached_states.CACHE,
-            head=None if str(self.head) == "default" else HeadConfig.parse(str(self.head), kind),
+            head=None if str(self.head) in ("auto", "default") else HeadConfig.parse(str(self.head), kind),
         )
         run = TimedRun(request, LiveView(clock, silent=not self.verbose))
         with self._context():

@@ -53,7 +53,7 @@ class TokenClassifier(BaseTextEstimator):
         time_limit: float | str | None = None,
         memory_limit: int | str | None = None,
         disk_limit: int | str | None = None,
-        head: str | HeadConfig = "default",
+        head: str | HeadConfig = "auto",
         scheme: str = "auto",
         validation_fraction: float = 0.1,
         max_tokens: int | None = None,
@@ -128,6 +128,9 @@ class TokenClassifier(BaseTextEstimator):
         if "text_pair" in options:
             raise BertVisionError("A TokenClassifier takes single texts or lists of words; it has no text_pair.")
         return read_tagged_rows(X, y, scheme=self.scheme, **options)
+
+    def _known_columns(self, X: Any, y: Any) -> dict[str, Any]:
+        return {}  # `read_tagged_rows` knows the columns of words, tags and spans by their names
 
     def _unlabelled(self, X: Any) -> list[Example]:
         """Return the rows to predict. The model splits texts into words as in its training."""

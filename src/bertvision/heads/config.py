@@ -201,8 +201,7 @@ def split_specs(text: str) -> list[str]:
         if specs and re.match(r"[\d-]+$|[^:]*=", piece):
             specs[-1] += f",{piece}"
         elif "*" in piece or piece == "all":
-            names = fnmatch.filter(HEADS, "*" if piece == "all" else piece)
-            if not names:
+            if not (names := fnmatch.filter(HEADS, "*" if piece == "all" else piece)):
                 raise BertVisionError(f"No head matches {piece!r}. Known: {', '.join(sorted(HEADS))}.")
             specs += [name for name in names if name != BERT_HEAD]
         else:
@@ -215,18 +214,21 @@ def resolve_heads(specs: Sequence[str], kind: str) -> list[HeadConfig]:
     return list(dict.fromkeys(HeadConfig.parse(spec, kind) for spec in specs)) or list(DEFAULT_HEADS[kind].values())
 
 
+_ALIGNED = "max+compare+align"
 DEFAULT_HEADS = {
-    "span": {"learned": HeadConfig("learned"), DEFAULT: HeadConfig("adapter-skip")},
-    "tokens": {"learned": HeadConfig("learned"), DEFAULT: HeadConfig("adapter-skip")},
+    "span": {DEFAULT: HeadConfig("adapter-skip")},
+    "tokens": {DEFAULT: HeadConfig("adapter-skip")},
     "pair": {
-        "learned": HeadConfig("learned"),
-        DEFAULT: HeadConfig.parse(
-            "adapter:encoding=both,layers=every2,members=3,size=32,token_pooling=max+compare+align"
-        ),
+        DEFAULT: HeadConfig("adapter", encoding="both", layers="every2", members=3, size=32, token_pooling=_ALIGNED),
+        "ridge": HeadConfig("ridge", encoding="both", layers="every2", token_pooling="compare"),
     },
-    "text": {"learned": HeadConfig("learned"), DEFAULT: HeadConfig("adapter", members=3, size=32, token_pooling="max")},
+    "text": {
+        DEFAULT: HeadConfig("adapter", members=3, size=32, token_pooling="max"),
+        "ridge": HeadConfig("ridge"),
+        "logistic": HeadConfig("logistic", layers="last"),
+    },
 }
-"""The heads trained when none are named, by the kind of task (docs/decisions/0020, 0023, 0024)."""
+"""The heads trained when none are named, by the kind of task (docs/decisions/0020, 0023, 0024, 0043)."""
 
 
 def default_head(kind: str) -> HeadConfig:

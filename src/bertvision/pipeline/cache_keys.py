@@ -68,7 +68,7 @@ def finetuning_settings(members: Sequence[ExperimentData], encoder_hash: str) ->
     if data.config.auxiliary_head.name != BERT_HEAD and len(members) == 1:
         settings |= {
             "auxiliary_head": experiment.auxiliary_head,
-            "head_learning_rate": data.config.head_training.learning_rate,
+            "head_learning_rate": data.head_training.learning_rate,
         }
     if experiment.frozen:
         settings |= {"frozen": experiment.frozen}
@@ -115,7 +115,7 @@ def head_training_settings(data: ExperimentData, checkpoint: "Checkpoint", start
     """Return all that the training of heads depends on, apart from the heads."""
     experiment = data.experiment
     settings = {
-        "train": _training_settings(data.config.head_training),
+        "train": _training_settings(data.head_training),
         "learning_rates": experiment.extra_learning_rates,
         "seed": experiment.seed,
         "encoder_hash": checkpoint.encoder_hash,

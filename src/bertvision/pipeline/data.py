@@ -1,6 +1,7 @@
 """The data of a pipeline: splits, tokens and batches. Validation is split off before anything is trained."""
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
@@ -37,6 +38,10 @@ from bertvision.tasks.splitting import draw_whole_groups, split_at
 from bertvision.types import Batches, Features, HeadShape, Predictions
 
 logger: logging.Logger = logging.getLogger(__name__)
+
+HEAD_STEPS = 500
+"""Steps that a head is trained for at least, within the limits of its epochs (docs/decisions/0043)."""
+FEWEST_HEAD_EPOCHS, MOST_HEAD_EPOCHS = 3, 20
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -87,6 +92,15 @@ class ExperimentData:
     def tokenizer(self) -> Any:
         """The tokenizer of the encoder."""
         return self.config.encoder.tokenizer
+
+    @property
+    def head_training(self) -> TrainingConfig:
+        """How heads are trained. Their epochs depend on the number of rows, unless the experiment sets them."""
+        training = self.config.head_training
+        if training.epochs:
+            return training
+        rows = self.experiment.label_fraction * len(self.train.features.lengths)
+        return replace(training, epochs=head_epochs(rows / training.batch_size))
 
     @property
     def pad_ids(self) -> dict[str, int]:
@@ -165,6 +179,11 @@ class ExperimentData:
                     predictions[name]["validation"] if is_validation_again else outputs[name]
                 )
         return predictions
+
+
+def head_epochs(steps_per_epoch: float) -> float:
+    """Return how many epochs heads are trained: fewer rows are repeated more often, for the same number of steps."""
+    return float(min(MOST_HEAD_EPOCHS, max(FEWEST_HEAD_EPOCHS, math.ceil(HEAD_STEPS / steps_per_epoch))))
 
 
 def with_cpu_setting(

@@ -1,9 +1,9 @@
 """Scores: choose thresholds on validation, score dev, write the run. No other module writes runs."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -20,6 +20,12 @@ from bertvision.runs import Run, is_finished, save_run
 from bertvision.statistics import interval
 from bertvision.training import ValidationScore
 from bertvision.types import Batches, Predictions
+
+METHOD = "mean"
+"""How the predictions of the heads of an ensemble are combined."""
+MAX_MEMBERS = 3
+
+Model = TypeVar("Model")
 
 
 def evaluate(data: ExperimentData, checkpoint: Checkpoint, output: ModelOutput) -> Run:
@@ -45,12 +51,7 @@ def ensemble(data: ExperimentData, directory: Path, members: Sequence[Run], meth
     if is_finished(directory):
         return Run(directory)
     predictions = {
-        split: combine(
-            [member.predictions(split) for member in members],
-            method,
-            independent=data.task.independent_outputs,
-            tags=data.task.example_kind == "tokens",
-        )
+        split: _combine(data, [member.predictions(split) for member in members], method)
         for split in ("validation", "dev")
     }
     summary = TrainingSummary(
@@ -70,6 +71,34 @@ def ensemble(data: ExperimentData, directory: Path, members: Sequence[Run], meth
     )
     metrics, outcomes = _measure(data, predictions, summary)
     return save_run(directory, record, metrics, predictions, outcomes)
+
+
+def best_combination(
+    data: ExperimentData, models: Sequence[Model], predictions: Callable[[Model], Predictions]
+) -> tuple[list[Model], ValidationScore]:
+    """Return the models whose combination has the best validation score, and that score: one model, or several.
+
+    The ensemble begins with the best model, and grows by others, from better to worse, while validation improves.
+    """
+
+    def score(members: Sequence[Model]) -> ValidationScore:
+        return validation_score(data, data.validation, _combine(data, [predictions(model) for model in members]))
+
+    singles = sorted(((score([model]), number) for number, model in enumerate(models)), reverse=True)
+    (best, first), *others = singles
+    chosen = [models[first]]
+    for _, number in others:
+        if len(chosen) < MAX_MEMBERS and (larger := score([*chosen, models[number]])) > best:
+            chosen, best = [*chosen, models[number]], larger
+    return chosen, best
+
+
+def _combine(data: ExperimentData, predictions: Sequence[Predictions], method: str = METHOD) -> Predictions:
+    """Return the predictions of a model, or of an ensemble."""
+    if len(predictions) == 1:
+        return predictions[0]
+    tags = data.task.example_kind == "tokens"
+    return combine(predictions, method, independent=data.task.independent_outputs, tags=tags)
 
 
 def rescore(data: ExperimentData, run: Run) -> dict[str, float]:

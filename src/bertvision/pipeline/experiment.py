@@ -123,6 +123,8 @@ class Experiment:
     """Also train two controls: BERT's own kind of head, and each head on the last layer only."""
     ensembles: list[str] = field(default_factory=lambda: ["max"])
     """How the predictions of BERT and the chosen head are combined: max, mean, product."""
+    combine_heads: bool = True
+    """Whether the heads of a checkpoint are combined, as long as that improves the validation score."""
     states: str = "auto"
     """Where hidden states come from: computed once and held in "memory", or in a "store" on disk, or computed in every
     epoch ("stream"). "auto": in memory if they are few, else whichever of the others is faster in a short trial."""
@@ -139,7 +141,8 @@ class Experiment:
     data: DataConfig = DataConfig()
     span: SpanConfig = SpanConfig()
     finetune: TrainingConfig = TrainingConfig(schedule="constant")
-    train: TrainingConfig = TrainingConfig(epochs=3.0, patience=2, batch_size=32)
+    train: TrainingConfig = TrainingConfig(epochs=0.0, patience=3, batch_size=32)
+    """How heads are trained. 0 epochs: as many as the number of rows needs (`head_epochs`)."""
 
     @property
     def checkpoints_given(self) -> bool:
@@ -298,14 +301,11 @@ def check(experiment: Experiment) -> Experiment:
     """Raise an error for values that no step can use. Contradictions between values are found by the steps."""
     for name, optim in (("finetune", experiment.finetune), ("train", experiment.train)):
         lookup(dict.fromkeys(SCHEDULES), optim.schedule, f"{name}.schedule")
-        if (
-            optim.epochs <= 0
-            or optim.gradient_accumulation_steps < 1
-            or optim.batch_size < 0
-            or optim.learning_rate < 0
-        ):
+        too_short = optim.epochs < 0 or (optim.epochs == 0 and name == "finetune")
+        if too_short or optim.gradient_accumulation_steps < 1 or optim.batch_size < 0 or optim.learning_rate < 0:
+            least = "epochs > 0" if name == "finetune" else "epochs >= 0"
             raise BertVisionError(
-                f"[{name}] needs epochs > 0, gradient_accumulation_steps >= 1, batch_size >= 0, learning_rate >= 0."
+                f"[{name}] needs {least}, gradient_accumulation_steps >= 1, batch_size >= 0, learning_rate >= 0."
             )
     if not 0 < experiment.finetune.layer_decay <= 1 or experiment.train.layer_decay != 1:
         raise BertVisionError(

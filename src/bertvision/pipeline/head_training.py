@@ -33,6 +33,7 @@ from bertvision.pipeline.evaluation import validation_scores
 from bertvision.pipeline.finetuning import Checkpoint
 from bertvision.pipeline.outputs import ModelOutput
 from bertvision.pipeline.states import held_out_states, states
+from bertvision.prediction import check_own_head
 from bertvision.records import TrainingSeconds, TrainingSummary
 from bertvision.runs import Run
 from bertvision.training import STOPPED, Checkpointer, FitOptions, TrainingConfig, TrainState
@@ -119,7 +120,7 @@ def _open_training_states(
 ) -> _TrainingStates:
     began = time.perf_counter()
     validation = held_out_states(data, checkpoint, "validation", view)
-    shuffled = data.shuffled(data.config.head_training, label_fraction=data.experiment.label_fraction)
+    shuffled = data.shuffled(data.head_training, label_fraction=data.experiment.label_fraction)
     train = states(data, checkpoint, "train", view, shuffled, dtype)
     return _TrainingStates(train=train, validation=validation, seconds=time.perf_counter() - began)
 
@@ -230,7 +231,10 @@ def warm_start(head: nn.Module, start: Run, task: Mapping[str, Any]) -> list[str
 def new_head(data: ExperimentData, config: HeadConfig, shape: HeadShape, view: StateView) -> nn.Module:
     """Build a head to be trained on the states of `view`. Its initial weights do not depend on other heads."""
     devices.manual_seed(data.experiment.seed)
-    return set_training_precision(data.experiment.precision, build_for_view(config, shape, view))
+    head = set_training_precision(data.experiment.precision, build_for_view(config, shape, view))
+    tokens = 1 if view.first_token_only else shape.max_tokens
+    check_own_head(config.name, head, shape, view.num_channels, tokens)
+    return head
 
 
 def _new_models(
@@ -238,7 +242,7 @@ def _new_models(
 ) -> tuple[dict[str, nn.Module], dict[str, TrainingConfig]]:
     """Build every head once for each learning rate; return the heads and their settings by "head@rate"."""
     models, trainings = {}, {}
-    rates = sorted({data.config.head_training.learning_rate, *data.experiment.extra_learning_rates})
+    rates = sorted({data.head_training.learning_rate, *data.experiment.extra_learning_rates})
     for config, rate in itertools.product(configs, rates):
         head = new_head(data, config, shape, view)
         if is_convex(head) and rate != rates[0]:
@@ -246,7 +250,7 @@ def _new_models(
         if start is not None:
             warm_start(head, start, data.task.to_dict())
         models[f"{config}@{rate:g}"] = head
-        trainings[f"{config}@{rate:g}"] = replace(data.config.head_training, learning_rate=rate)
+        trainings[f"{config}@{rate:g}"] = replace(data.head_training, learning_rate=rate)
     return models, trainings
 
 

@@ -23,7 +23,7 @@ from bertvision.files import write_json
 from bertvision.inputs import warn_one_answer
 from bertvision.pipeline import cache_keys
 from bertvision.pipeline.data import ExperimentData, prepare
-from bertvision.pipeline.evaluation import ensemble, evaluate
+from bertvision.pipeline.evaluation import METHOD, best_combination, ensemble, evaluate
 from bertvision.pipeline.experiment import Experiment, make, merge
 from bertvision.pipeline.finetuning import Checkpoint, CheckpointSet, finetune, finetune_tasks, open_checkpoint
 from bertvision.pipeline.head_training import bert_output, heads_and_controls, outputs_at, train_heads
@@ -38,7 +38,7 @@ class ExperimentResult:
 
     runs: list[Run]
     best: Run
-    """The head with the best validation score, at the last fraction at which heads were trained."""
+    """The head, or the ensemble of heads, with the best validation score, at the last fraction with heads."""
     file: Path
     """The comparison as JSON."""
 
@@ -81,7 +81,7 @@ def run_data(data: ExperimentData, root: Path, *, start: Run | None = None) -> E
     )
     checkpoints = finetune(data, root)
     runs = runs_of(data, checkpoints, with_ensembles=True, start=start)
-    trained = [run for run in runs if run.kind in ("head", "control")]
+    trained = [run for run in runs if run.kind in ("head", "control") or is_head_ensemble(run)]
     last = [run for run in trained if run.record.fraction == max(run.record.fraction for run in trained)]
     best = choose_best(last) if last else max(runs, key=lambda run: run.validation_score)
     result = ExperimentResult(runs, best, cache_keys.results_file(checkpoints.directory, runs))
@@ -121,6 +121,7 @@ def runs_of(
         bert, *trained = checkpoint_runs(data, checkpoint, start=start)
         runs += [bert, *trained]
         if with_ensembles and trained:
+            runs += head_ensemble(data, checkpoint, trained)
             methods = ["mean"] if data.task.outputs == 1 else data.experiment.ensembles
             best = choose_best(trained)
             runs += [ensemble(data, checkpoint.directory, [bert, best], method) for method in methods]
@@ -170,9 +171,23 @@ def evaluate_at(data: ExperimentData, runs: Sequence[Run], checkpoint: Checkpoin
     return [Run(directory) for directory in directories]
 
 
+def head_ensemble(data: ExperimentData, checkpoint: Checkpoint, runs: Sequence[Run]) -> list[Run]:
+    """Return the ensemble of heads that is best on validation; nothing if a head alone is."""
+    heads = [run for run in runs if run.kind == "head"]
+    if not data.experiment.combine_heads or len(heads) < 2:
+        return []
+    members, _ = best_combination(data, heads, lambda run: run.predictions("validation"))
+    return [ensemble(data, checkpoint.directory, members, METHOD)] if len(members) > 1 else []
+
+
+def is_head_ensemble(run: Run) -> bool:
+    """Return whether a run is an ensemble of heads, without BERT itself."""
+    return run.kind == "ensemble" and all(member.kind == "head" for member in run.members())
+
+
 def choose_best(runs: Sequence[Run]) -> Run:
-    """Return the head with the best validation score. Controls are not candidates unless there is nothing else."""
-    candidates = [run for run in runs if run.kind == "head"] or list(runs)
+    """Return the head or ensemble of heads with the best validation score; a control if there is nothing else."""
+    candidates = [run for run in runs if run.kind != "control"] or list(runs)
     return max(candidates, key=lambda run: run.validation_score)
 
 

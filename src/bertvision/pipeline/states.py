@@ -100,5 +100,5 @@ def state_request(data: ExperimentData, checkpoint: Checkpoint, name: str, view:
         identity=identity,
         type=store.dtype,
         shard=int(store.shard_megabytes * 2**20),
-        epochs=data.config.head_training.epochs,
+        epochs=data.head_training.epochs,
     )

@@ -1,6 +1,5 @@
 """The FastAPI application: routes, health checks and the demo page."""
 
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -26,8 +25,6 @@ from bertvision.serving.service import AnswerOptions, InferenceService
 from bertvision.serving.settings import ServerSettings
 from bertvision.trained_model import TrainedModel
 
-WARM_UP_SECONDS = 600.0
-"""Time limit of the first forward pass of a model."""
 PAGE_FILES = {"index.html": "text/html; charset=utf-8", "style.css": "text/css", "app.js": "text/javascript"}
 PAGE_HEADERS = {
     "Content-Security-Policy": (
@@ -93,9 +90,7 @@ def _lifespan(service: InferenceService, state: ServerState) -> Callable[[FastAP
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         service.batcher.start()
-        for name, model in service.models.items():  # the first forward pass allocates memory and is slow
-            item: Any = ("warm up",) * len(model.task.text_names)
-            await service.predict({name: model}, [item], AnswerOptions(bert=True), time.monotonic() + WARM_UP_SECONDS)
+        await service.warm_up()
         state.ready = True
         yield
         state.ready = False

@@ -1,6 +1,17 @@
 """Example inputs for the demo page, by kind of task."""
 
+import logging
+from itertools import islice
+from typing import Any
+
+from bertvision.errors import BertVisionError
+from bertvision.prediction_files import open_input
 from bertvision.tasks import Task
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+SHOWN_ROWS = 4
+TITLE_CHARACTERS = 32
 
 LIGHTHOUSE = (
     "The third lighthouse on the Eddystone rocks was designed by John Smeaton, who gave it the shape of an oak and "
@@ -60,8 +71,10 @@ BY_TASK = {
 }
 
 
-def examples_for(task: Task) -> Examples:
-    """Return examples (title, texts) with the inputs of the task."""
+def examples_for(task: Task, file: str = "") -> Examples:
+    """Return examples (title, texts) with the inputs of the task: the first rows of a file, or built-in texts."""
+    if file and (rows := _rows_of_file(task, file)):
+        return rows
     if task.name in BY_TASK:
         return BY_TASK[task.name]
     if "context" in task.text_names:
@@ -69,6 +82,30 @@ def examples_for(task: Task) -> Examples:
     if task.example_kind == "tokens":
         return ENTITIES
     return PAIRS if len(task.text_names) == 2 else OTHER
+
+
+def _rows_of_file(task: Task, file: str) -> Examples:
+    """Return the first rows of a file; none if it has no columns for this task."""
+    try:
+        with open_input(file, task) as opened:
+            items = list(islice((row.item for row in opened.rows if row.item), SHOWN_ROWS))
+    except BertVisionError as error:
+        logger.warning(f"The page shows built-in examples for {task.name}: {error}")
+        return []
+    rows = [_texts_of(task, item) for item in items]
+    return [(_title(texts[0]), texts) for texts in rows]
+
+
+def _texts_of(task: Task, item: Any) -> tuple[str, ...]:
+    if isinstance(item, str):
+        return (item,)
+    if isinstance(item, dict):
+        return tuple(item[name] for name in task.text_names)
+    return tuple(item) if len(task.text_names) == len(item) else (" ".join(item),)
+
+
+def _title(text: str) -> str:
+    return text if len(text) <= TITLE_CHARACTERS else f"{text[:TITLE_CHARACTERS].rsplit(' ', 1)[0]} ..."
 
 
 def comparison_texts(num_texts: int) -> list[tuple[str, ...]]:

@@ -12,7 +12,7 @@ MAX_FRAMES = 12
 SUMMARY_SECONDS = 1.0
 """Interval of the summaries of refused requests."""
 MAX_REFUSALS_FOR_LINES = 5
-"""Refusals in such an interval up to which answered requests still get a line each."""
+"""Refusals in such an interval, and in the one before, up to which answered requests still get a line each."""
 
 
 class JsonLogger:
@@ -43,6 +43,7 @@ class RequestLog:
         self._refused: Counter[int] = Counter()
         self._answered: Counter[int] = Counter()
         self._slowest = 0.0
+        self._refused_before = 0
         self._since = time.monotonic()
 
     def refused(self, status: int) -> None:
@@ -50,8 +51,8 @@ class RequestLog:
         self._refused[status] += 1
 
     def answered(self, status: int, seconds: float, **fields: Any) -> None:
-        """Write the line of a request, or count it if more than a few requests were refused in this second."""
-        if self._refused.total() <= MAX_REFUSALS_FOR_LINES:
+        """Write the line of a request, or count it if more than a few were refused in this second or the last one."""
+        if max(self._refused.total(), self._refused_before) <= MAX_REFUSALS_FOR_LINES:
             self.events("request", status=status, seconds=round(seconds, 6), **fields)
             return
         self._answered[status] += 1
@@ -63,9 +64,10 @@ class RequestLog:
         if passed < SUMMARY_SECONDS and not now:
             return
         self._since += passed
-        if self._refused:
+        if self._refused or self._answered:
             fields = {"refused": dict(self._refused), "answered": dict(self._answered)}
             self.events("refusals", within=round(passed, 3), **fields, slowest=round(self._slowest, 6))
+        self._refused_before = self._refused.total()
         self._refused.clear()
         self._answered.clear()
         self._slowest = 0.0

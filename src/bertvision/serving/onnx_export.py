@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from bertvision.errors import BertVisionError
 from bertvision.files import atomic_directory, file_hash, write_json
-from bertvision.inputs import LabelSet
 from bertvision.onnx_model import FORMAT, GRAPH, MANIFEST, is_exported, onnxruntime, quantize
 from bertvision.records import ExportRecord
 from bertvision.runs import Run, slug
@@ -39,22 +38,30 @@ class ParityLimits:
     """Percentage of rows whose answers must be equal, at least."""
     difference: float
     """Largest absolute difference of a logit, at most."""
+    score_difference: float = 0.001
+    """Scores of a regression are equal if they differ by at most this share of the range of the scores and labels."""
 
     @classmethod
     def default(cls, *, int8: bool = False) -> "ParityLimits":
         """Return the default limits. The logits of int8 weights differ by design and are not limited."""
-        return cls(97.0, np.inf) if int8 else cls(99.9, 1e-4)
+        return cls(99.0, np.inf, 0.01) if int8 else cls(99.9, 1e-4)
 
     def override(self, agreement: float | None = None, difference: float | None = None) -> "ParityLimits":
         """Return limits with the given values replaced; None keeps a value."""
-        return ParityLimits(
-            self.agreement if agreement is None else agreement, self.difference if difference is None else difference
+        return replace(
+            self,
+            agreement=self.agreement if agreement is None else agreement,
+            difference=self.difference if difference is None else difference,
         )
 
     def to_dict(self) -> dict[str, float | None]:
         """Return the limits as JSON; None: not limited."""
         difference = self.difference if np.isfinite(self.difference) else None
-        return {"agreement": self.agreement, "largest_difference": difference}
+        return {
+            "agreement": self.agreement,
+            "largest_difference": difference,
+            "score_difference": self.score_difference,
+        }
 
 
 @dataclass(frozen=True)
@@ -67,6 +74,8 @@ class ParityReport:
     """Percentage of rows whose answers are equal."""
     largest_difference: float
     """Largest absolute difference of a logit."""
+    score_tolerance: float | None = None
+    """For regression: scores that differ by no more count as equal."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as JSON."""
@@ -150,7 +159,7 @@ def export_onnx(
         }
         write_json(temporary / MANIFEST, manifest)
         reports = [
-            compare(Path(path).name, model, exported, rows)
+            compare(Path(path).name, model, exported, rows, limits.score_difference)
             for path, model, exported, rows in zip(runs, models, load_all([temporary]), examples, strict=True)
         ]
         for report in reports:
@@ -160,27 +169,44 @@ def export_onnx(
     return reports
 
 
-def compare(name: str, original: TrainedModel, exported: TrainedModel, examples: Sequence[Example]) -> ParityReport:
-    """Compare the answers and logits of two models on examples."""
+def compare(
+    name: str,
+    original: TrainedModel,
+    exported: TrainedModel,
+    examples: Sequence[Example],
+    score_difference: float = ParityLimits.score_difference,
+) -> ParityReport:
+    """Compare the answers and logits of two models on examples; `score_difference` is that of `ParityLimits`."""
     if not examples:
         raise BertVisionError(f"There are no rows to compare the answers of {name} on. Give a file with --data.")
     features, task = original.encode_examples(examples), original.task
     predictions = [model.logits(features) for model in (original, exported)]
     answers = [task.decode(prediction, features, original.settings) for prediction in predictions]
-    equal = [_equal(answers[0][example.id], answers[1][example.id]) for example in examples]
+    expected = [answers[0][example.id] for example in examples]
+    tolerance = score_difference * _score_range(expected, examples) if isinstance(expected[0], float) else None
+    equal = [
+        _equal(answer, answers[1][example.id], tolerance) for answer, example in zip(expected, examples, strict=True)
+    ]
     return ParityReport(
         model=name,
         rows=len(examples),
         agreement=100.0 * float(np.mean(equal)),
         largest_difference=float(np.abs(predictions[0].logits - predictions[1].logits).max()),
+        score_tolerance=tolerance,
     )
 
 
-def _equal(first: Any, second: Any) -> bool:
-    """Compare answers: spans by position, classes, sets of labels and tags exactly, scores up to rounding."""
+def _score_range(scores: Sequence[float], examples: Sequence[Example]) -> float:
+    """Return the range of scores and of the labels that are known."""
+    values = [*scores, *(float(example.label) for example in examples if isinstance(example.label, int | float))]
+    return max(values) - min(values)
+
+
+def _equal(first: Any, second: Any, tolerance: float | None) -> bool:
+    """Compare answers: spans by position, classes, sets of labels and tags exactly, scores up to the tolerance."""
     if isinstance(first, Answer) and isinstance(second, Answer):
         return (first.start, first.end) == (second.start, second.end)
-    return first == second if isinstance(first, tuple | LabelSet) else abs(first - second) < 1e-3
+    return first == second if tolerance is None else abs(first - second) <= tolerance
 
 
 def _write_run(model: TrainedModel, place: Path, number: int, outputs: Mapping[str, str]) -> str:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from bertvision.encoders import ENCODERS
 from bertvision.errors import BertVisionError
 from bertvision.model_groups import encode_items, name_models, rows_of
-from bertvision.serving.batching import Batcher, DeadlineExceeded, QueuedRow, RequestTooLarge
+from bertvision.serving.batching import MAX_BATCH_ROWS, Batcher, DeadlineExceeded, QueuedRow, RequestTooLarge
 from bertvision.serving.examples import examples_for
 from bertvision.serving.settings import ServerSettings
 from bertvision.shared_encoders import AttachedHead
@@ -26,6 +26,9 @@ RowKey = tuple[int, int | None, bytes]
 
 MAX_INLINE_CHARACTERS = 600
 """Shorter requests are tokenized in the event loop, where that takes less time than handing them to a thread."""
+WARM_UP_SECONDS = 600.0
+"""Time limit of the first forward passes."""
+WARM_UP_WORDS = 120
 NUM_CPU_THREADS = 2
 """Threads that tokenize long texts and format answers, so that the event loop stays free to accept and refuse."""
 
@@ -93,6 +96,26 @@ class InferenceService:
                 )
             total += sum(lengths)
         return total
+
+    async def warm_up(self) -> None:
+        """Answer one text with each model, and with each encoder as many long ones as are computed at the same time.
+
+        The first forward pass is slow. The large batches take the memory now that an overload would take later.
+        """
+        options, deadline = AnswerOptions(bert=True), time.monotonic() + WARM_UP_SECONDS
+        warm: set[str] = set()
+        for name, model in self.models.items():
+            num_texts = len(model.task.text_names)
+            await self.predict({name: model}, [_warm_up_item("", num_texts)], options, deadline)
+            weights = {head.shared_encoder.weights for head in model.required_heads(bert=True)}
+            if weights <= warm:
+                continue
+            warm |= weights
+            items = [_warm_up_item(f"{number} ", num_texts, WARM_UP_WORDS) for number in range(MAX_BATCH_ROWS)]
+            length = int(model.encode(items[:1]).lengths.sum())
+            count = min(self.settings.max_batch_tokens, self.settings.max_queue_tokens) // length
+            if count > 1:
+                await self._predict({name: model}, items[:count], options, deadline, inline=True)
 
     def time_limit(self, timeout: float | None) -> float:
         """Return the seconds within which a request must be answered: those it asks for, at most the server's."""
@@ -196,8 +219,12 @@ class InferenceService:
                 f"{len(encoders)} encoders: a text takes one forward pass through each encoder that the requested "
                 f"models use, {len(encoders)} for all {len(self.models)} models. Models on the same encoder share it."
             )
-        described = [_describe(name, model) for name, model in self.models.items()]
+        described = [_describe(name, model, self.settings.example_file) for name, model in self.models.items()]
         return {"models": described, "encoders": encoders, "note": note}
+
+
+def _warm_up_item(start: str, num_texts: int, words: int = 2) -> Any:
+    return (start + " ".join(["warm", "up"] * (words // 2)),) * num_texts
 
 
 def _collect_rows(
@@ -234,7 +261,7 @@ def _answer_type(task: Task) -> str:
     return "class" if getattr(task, "classes", ()) else "score"
 
 
-def _describe(name: str, model: TrainedModel) -> dict[str, Any]:
+def _describe(name: str, model: TrainedModel, example_file: str = "") -> dict[str, Any]:
     """Return a model's entry in /v1/models."""
     task, run = model.task, model.run
     classes = list(getattr(task, "classes", ()))
@@ -257,5 +284,5 @@ def _describe(name: str, model: TrainedModel) -> dict[str, Any]:
         "primary": run.metrics.primary_metric,
         "score": run.metrics.scores,
         "reads": model.layers,
-        "examples": [{"title": title, "texts": list(texts)} for title, texts in examples_for(task)],
+        "examples": [{"title": title, "texts": list(texts)} for title, texts in examples_for(task, example_file)],
     }

@@ -40,3 +40,5 @@ class ServerSettings:
     """API key that clients must send. Empty: no key is required."""
     cors_origins: tuple[str, ...] = ()
     """Origins that are allowed to send cross-origin requests (CORS)."""
+    example_file: str = ""
+    """A file whose first rows the page shows as examples, to everyone who can open it. Empty: built-in texts."""

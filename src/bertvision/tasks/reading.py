@@ -109,9 +109,9 @@ def read_parquet(path: Path) -> Table:
     _require(path)
     try:
         content = pyarrow.parquet.read_table(path)
-    except (pyarrow.ArrowException, OSError) as error:
+        rows = list(zip(*(column.to_pylist() for column in content.columns), strict=True))
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:  # also of texts that are not UTF-8
         raise BertVisionError(f"{path} is not a readable Parquet file: {error}.") from error
-    rows = list(zip(*(column.to_pylist() for column in content.columns), strict=True))
     columns = content.column_names
     return _checked(Table(source=str(path), stem=path.stem, columns=columns, rows=rows, lines=range(1, len(rows) + 1)))
 

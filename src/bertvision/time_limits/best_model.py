@@ -9,11 +9,10 @@ from pathlib import Path
 from torch import nn
 
 from bertvision.encoders import EncoderWithHead
-from bertvision.ensembles import combine
 from bertvision.errors import BertVisionError
 from bertvision.files import inside, read_json, write_json
 from bertvision.pipeline.data import ExperimentData
-from bertvision.pipeline.evaluation import ensemble, evaluate, validation_score
+from bertvision.pipeline.evaluation import METHOD, best_combination, ensemble, evaluate
 from bertvision.pipeline.finetuning import Checkpoint, CheckpointSet, save_checkpoint
 from bertvision.pipeline.outputs import ModelOutput
 from bertvision.runs import Run, is_finished
@@ -22,9 +21,6 @@ from bertvision.types import Predictions, StateView
 
 BEST_FILE = "best.json"
 """Names the run of the best model. It is written last, so that whatever it names is complete."""
-METHOD = "mean"
-"""How the predictions of the members of an ensemble are combined."""
-MAX_MEMBERS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,27 +106,9 @@ class BestModel:
 
 
 def choose(data: ExperimentData, models: Sequence[FittedModel]) -> Candidate:
-    """Return the candidate with the best validation score: a model, or an ensemble that grows while it improves."""
-    singles = sorted((_candidate(data, [model]) for model in models), key=lambda c: c.score, reverse=True)
-    best = singles[0]
-    for other in singles[1:]:
-        if len(best.models) < MAX_MEMBERS:
-            larger = _candidate(data, [*best.models, *other.models])
-            best = larger if larger.score > best.score else best
-    return best
-
-
-def _candidate(data: ExperimentData, models: Sequence[FittedModel]) -> Candidate:
-    predictions = combined(data, [model.predictions for model in models])
-    return Candidate(models=tuple(models), score=validation_score(data, data.validation, predictions))
-
-
-def combined(data: ExperimentData, predictions: Sequence[Predictions]) -> Predictions:
-    """Return the predictions of a model, or of an ensemble."""
-    if len(predictions) == 1:
-        return predictions[0]
-    tags = data.task.example_kind == "tokens"
-    return combine(predictions, METHOD, independent=data.task.independent_outputs, tags=tags)
+    """Return the candidate with the best validation score: a model, or an ensemble."""
+    chosen, score = best_combination(data, models, lambda model: model.predictions)
+    return Candidate(models=tuple(chosen), score=score)
 
 
 def _write(data: ExperimentData, model: FittedModel) -> Run:

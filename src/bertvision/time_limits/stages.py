@@ -14,6 +14,7 @@ from bertvision.encoders import Encoder, TwoHeadModel
 from bertvision.errors import BertVisionError
 from bertvision.heads import (
     BERT_HEAD,
+    DEFAULT_HEADS,
     HeadConfig,
     LayerSelect,
     default_head,
@@ -35,12 +36,6 @@ from bertvision.time_limits.rows import ResidentStates, read_split
 from bertvision.training import Callback, FitOptions, StepEvent, TrainingConfig, TrainState, fit
 from bertvision.types import HeadShape, StateView
 
-CONVEX_HEADS = {
-    "text": HeadConfig("ridge"),
-    "pair": HeadConfig("ridge", encoding="both", layers="every2", token_pooling="compare"),
-}
-"""The head of the first model, by the kind of examples. Other kinds begin with a trained head."""
-SIMPLE_HEAD = HeadConfig("learned")
 WARMUP = 0.06
 """The share of training in which the learning rate rises."""
 
@@ -50,6 +45,7 @@ class StageHeads:
     """The heads of all stages, and what they read."""
 
     convex: HeadConfig | None
+    """The head of the first model. Kinds of tasks without one begin with a trained head."""
     trained: HeadConfig
     shape: HeadShape
     view: StateView
@@ -65,7 +61,7 @@ def stage_heads(
 ) -> StageHeads:
     """Return the heads for a kind of examples. `layers` limits those that read all layers."""
     kind = data.task.example_kind
-    convex, trained = CONVEX_HEADS.get(kind), trained or default_head(kind)
+    convex, trained = DEFAULT_HEADS[kind].get("ridge"), trained or default_head(kind)
     if layers:
         convex, trained = (config and _thinner(config, layers) for config in (convex, trained))
     assert trained is not None
@@ -134,9 +130,9 @@ def fit_heads(
     """
     heads, models = stage.heads, []
     if heads.convex and convex_rows:
-        models.append(_fit_head(data, stage, heads.convex, data.config.head_training, convex_rows, (), {}))
+        models.append(_fit_head(data, stage, heads.convex, data.head_training, convex_rows, (), {}))
     if epochs and clock.left > 0:
-        training = timed_training(data.config.head_training, epochs, clock)
+        training = timed_training(data.head_training, epochs, clock)
         stop = [StopAtEnd(clock), *callbacks]
         models.append(_fit_head(data, stage, heads.trained, training, 0, stop, started))
     return models
@@ -163,7 +159,7 @@ def _fit_head(
     )
     state = fit_models(
         {str(config): head},
-        stage.resident.batches(data, data.config.head_training.batch_size, rows),
+        stage.resident.batches(data, data.head_training.batch_size, rows),
         data.task.loss,
         {str(config): training},
         options,

@@ -134,6 +134,6 @@ def check_callbacks(callbacks: Sequence[Any]) -> None:
         if not isinstance(callback, Callback):
             what = f"the class {callback.__name__}" if isinstance(callback, type) else f"a {type(callback).__name__}"
             raise BertVisionError(
-                f"Callbacks must be instances of subclasses of bertvision.training.Callback, got {what}. Wrap a "
+                f"Callbacks must be instances of subclasses of bertvision.Callback, got {what}. Wrap a "
                 "callback of transformers: TransformersCallback(callback)."
             )

@@ -241,14 +241,14 @@ def test_the_default_is_tried_first(experiment, tmp_path):
         head="adapter:dropout=0.0,layers=all,members=3,size=32,token_pooling=max",
         fraction=0.5,
         learning_rate=2e-3,
-        epochs=3,
+        epochs=20,
     )
 
 
 def first_trial(kind, space=None, heads=None):
     experiment = replace(make(), heads=list(heads or CANDIDATES.get(kind, [])), head_fractions=[0.3])
     defaults = {"default_rate": 1e-4, "kind": kind}
-    return default_trial(check_space(space or Space(), **defaults), experiment, **defaults)
+    return default_trial(check_space(space or Space(), **defaults), experiment, default_epochs=3.0, **defaults)
 
 
 COMMON = {"learning_rate": 2e-3, "epochs": 3, "fraction": 0.3, "size": 32, "layers": "all", "dropout": 0.0}
@@ -262,11 +262,11 @@ def test_the_first_trial_is_the_default_head_of_every_kind_of_task(kind):
     defaults = {"default_rate": 1e-4, "kind": kind}
     space = check_space(Space(), **defaults)
     study = optuna.create_study()
-    study.enqueue_trial(default_trial(space, experiment, **defaults))
+    study.enqueue_trial(default_trial(space, experiment, default_epochs=3.0, **defaults))
     settings = suggest_settings(space, study.ask(), experiment, per_token=kind == "span")
     expected, found = default_head(kind), HeadConfig.parse(settings.head)
     assert (found.name, found.options) == (expected.name, expected.options)
-    assert (settings.learning_rate, settings.epochs) == (DEFAULT_LEARNING_RATES[kind], make().train.epochs)
+    assert (settings.learning_rate, settings.epochs) == (DEFAULT_LEARNING_RATES[kind], 3)
 
 
 def test_the_first_trial_by_kind_of_task():

@@ -8,12 +8,9 @@ import time
 from pathlib import Path
 
 import optuna
-import pytest
 
 from bertvision.lab import search
 from bertvision.pipeline.experiment import make
-
-pytestmark = pytest.mark.alone
 
 TRIALS = 8
 # A driver, so that a dead process is noticed within seconds, and every trial leaves a line in a log.

@@ -1,4 +1,4 @@
-"""Draw figures of studies as Altair charts and save them as images. The only module that imports altair."""
+"""Draw figures of studies as Altair charts and save them as images."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -164,7 +164,8 @@ def _open_search(
         url = storage or f"sqlite:///{directory.absolute()}/study.db"
         study = optuna_study.open_study(url, f"{name}-{target}-{key}")
         if not study.get_trials(deepcopy=False):
-            study.enqueue_trial(default_trial(space, tried, **defaults))
+            epochs = runner.data.head_training.epochs
+            study.enqueue_trial(default_trial(space, tried, default_epochs=epochs, **defaults))
     return _Search(base, tried, space, seed_list, study, runner, directory)
 
 

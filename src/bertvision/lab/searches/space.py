@@ -30,7 +30,7 @@ class Space:
 
     learning_rate: list[float] = field(default_factory=lambda: [1e-4, 1e-2])
     """Lowest and highest value, drawn on a logarithmic scale."""
-    epochs: list[int] = field(default_factory=lambda: [3, 10])
+    epochs: list[int] = field(default_factory=lambda: [3, 20])
     """Lowest and highest value."""
     size: list[int] = field(default_factory=lambda: [8, 16, 32, 64, 128])
     token_pooling: list[str] = field(default_factory=list)
@@ -114,13 +114,13 @@ def suggest_settings(
 
 
 def default_trial(
-    space: Space | BertSpace, experiment: Experiment, *, default_rate: float, kind: str
+    space: Space | BertSpace, experiment: Experiment, *, default_rate: float, default_epochs: float, kind: str
 ) -> dict[str, Any]:
     """Return the parameters of the first trial: the default settings, or the closest ones that the space has.
 
     Where the space lacks a default value, the nearest number of the space is taken, or its first name. Where the
     default head of the kind of task is not among the heads of the experiment, the head that shares most options with
-    it is taken. The arguments are those of `check_space`.
+    it is taken. The other arguments are those of `check_space`, and the default epochs of heads.
     """
     if isinstance(space, BertSpace):
         return {"learning_rate": _clip(default_rate, space.learning_rate), "epochs": space.epochs[0]}
@@ -138,7 +138,7 @@ def default_trial(
     rate = experiment.train.learning_rate or heads.DEFAULT_LEARNING_RATES[kind]
     return {
         "learning_rate": _clip(rate, space.learning_rate),
-        "epochs": _clip(int(experiment.train.epochs), space.epochs),
+        "epochs": _clip(int(default_epochs), space.epochs),
         "head": spec,
         "fraction": experiment.head_fractions[0],
     } | {name: _nearest(options[name], getattr(space, name)) for name in _open_options(config, kind == "span")}

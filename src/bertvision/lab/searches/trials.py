@@ -138,7 +138,7 @@ class TrialRunner:
         view, _ = self._required_view(checkpoint)
         open_split = partial(states, data, checkpoint, view=view)
         validation = open_split("validation", tokens=data.ordered(data.validation))
-        train = open_split("train", tokens=data.shuffled(data.config.head_training))
+        train = open_split("train", tokens=data.shuffled(data.head_training))
         self._open_states[key] = _OpenStates(data, checkpoint, train, validation)
         return self._open_states[key]
 
@@ -205,7 +205,7 @@ class TrialRunner:
             str(i): new_head(open_states.data, HeadConfig.parse(each.head), shape, view) for i, each in group.items()
         }
         configs = {str(i): each.experiment(open_states.data.experiment).train for i, each in group.items()}
-        batch_size = open_states.data.config.head_training.batch_size
+        batch_size = open_states.data.head_training.batch_size
         configs = {name: replace(optim, batch_size=batch_size) for name, optim in configs.items()}
 
         def validate(models: dict[str, nn.Module]) -> dict[str, ValidationScore]:

@@ -52,7 +52,7 @@ def _runs_by_epoch(context: StudyContext, seed: int, fraction: float) -> list[Ru
     view = required_view([config], shape)
     model = new_head(data, config, shape, view)
     epochs = 1 if is_convex(model) else context.options.epochs  # a head that is fitted to its optimum has no epochs
-    training = replace(data.config.head_training, epochs=float(epochs), patience=0)
+    training = replace(data.head_training, epochs=float(epochs), patience=0)
     names, key = cache_keys.epoch_runs(data, checkpoint, config, training)
     directories = [checkpoint.directory / name for name in names]
     if all(map(is_finished, directories)):

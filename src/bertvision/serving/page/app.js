@@ -15,6 +15,7 @@ const formatPercent = (value) => `${(100 * value).toFixed(1)} %`;
 const cssPercent = (share) => `${100 * Math.max(0, Math.min(1, share))}%`;
 const formatName = (name) => name.replaceAll("_", " ");
 
+const SHOWN_BARS = 5;
 const KINDS = { bert: "Fine-tuned encoder", ensemble: "Ensemble", control: "Control" };
 
 let models = [];
@@ -49,7 +50,7 @@ function chooseModel(name) {
   current = models.find((model) => model.name === name) || models[0];
   byId("model").value = current.name;
   history.replaceState(null, "", `#${encodeURIComponent(current.name)}`);
-  byId("summary").textContent = current.summary;
+  byId("summary").textContent = current.summary.replace(/, from [^,]*$/, ""); // the name of the training file tells visitors nothing
   byId("result").hidden = true;
   showError("");
   const previousTexts = readTexts();
@@ -92,15 +93,25 @@ function fillIn(texts) {
   byId("inputs").querySelectorAll("textarea").forEach((area, index) => { area.value = texts[index] || ""; });
 }
 
+// Names of classes are shown as they are. Of many, the first five; a button shows the rest.
 function createBars(rows) {
-  return createElement("ul", { class: "bars" }, ...rows.map(([name, value]) => {
+  const list = createElement("ul", { class: "bars" }, ...rows.map(([name, value]) => {
     const fill = createElement("div", { class: "fill" });
     fill.style.width = cssPercent(value);
     return createElement("li", {},
-      createElement("span", { class: "name", text: formatName(name) }),
+      createElement("span", { class: "name", text: name }),
       createElement("div", { class: "track", "aria-hidden": "true" }, fill),
       createElement("span", { class: "number", text: formatPercent(value) }));
   }));
+  const rest = [...list.children].slice(SHOWN_BARS);
+  if (rest.length < 2) return list;
+  rest.forEach((row) => { row.hidden = true; });
+  const button = createElement("button", { type: "button", class: "more", text: `Show all ${rows.length}` });
+  button.addEventListener("click", () => {
+    rest.forEach((row) => { row.hidden = false; });
+    button.remove();
+  });
+  return createElement("div", {}, list, button);
 }
 
 function secondBest(answer) {
@@ -125,12 +136,12 @@ function createAnswer(answer, full) {
   }
   if (current.answers === "class") {
     const ranked = Object.entries(answer.probabilities).sort((a, b) => b[1] - a[1]);
-    return [createElement("p", { class: "prediction", text: formatName(answer.label) }), createBars(ranked)];
+    return [createElement("p", { class: "prediction", text: answer.label }), createBars(ranked)];
   }
   if (current.answers === "labels") {
     const ranked = Object.entries(answer.probabilities).sort((a, b) => b[1] - a[1]);
-    const chosen = answer.labels.map(formatName).join(", ") || "No label";
-    const rows = ranked.map(([name, value]) => [answer.labels.includes(name) ? `✓ ${formatName(name)}` : name, value]);
+    const chosen = answer.labels.join(", ") || "No label";
+    const rows = ranked.map(([name, value]) => [answer.labels.includes(name) ? `✓ ${name}` : name, value]);
     return [createElement("p", { class: "prediction", text: chosen }), createBars(rows)];
   }
   return [createElement("p", { class: "prediction", text: answer.score.toFixed(3) })];
@@ -166,6 +177,13 @@ function highlight(characters, marks) {
   }
   pieces.push(characters.slice(position).join(""));
   byId("context").replaceChildren(...pieces);
+}
+
+// A long context is a box of its own, scrolled to the first highlight. The page itself stays where it is.
+function scrollToMark() {
+  const box = byId("context");
+  const mark = box.querySelector("mark.first") || box.querySelector("mark");
+  box.scrollTop = mark ? mark.offsetTop - box.offsetTop - box.clientHeight / 3 : 0;
 }
 
 function showEntities(entities, text) {
@@ -204,6 +222,7 @@ function showResult(result, texts, milliseconds) {
   byId("timing").textContent =
     `${milliseconds.toFixed(0)} ms in total, ${serverMilliseconds.toFixed(1)} ms on the server; ${result.tokens} tokens, ${result.passes} forward pass${result.passes === 1 ? "" : "es"}.`;
   byId("result").hidden = false;
+  scrollToMark();
 }
 
 async function submit() {
