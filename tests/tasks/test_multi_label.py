@@ -1,6 +1,7 @@
 """Several labels per row: recognised in every form, never read as one class per combination."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pyarrow
@@ -15,7 +16,7 @@ from bertvision.evaluation_reports import evaluation
 from bertvision.inputs import MultiLabelTask, read_rows, task_from_files, task_from_rows
 from bertvision.inputs.label_lists import find_separator
 from bertvision.inputs.multi_label import choose_thresholds
-from bertvision.tasks import DataRequest, UserFiles, task_from_dict
+from bertvision.tasks import DataRequest, Example, UserFiles, task_from_dict
 from bertvision.types import Predictions
 
 from .synthetic import wordpiece
@@ -154,6 +155,31 @@ def test_thresholds_are_chosen_per_label():
     chosen = f1_score(truth, probabilities >= [first, second, last], average="macro")
     assert chosen > f1_score(truth, probabilities >= 0.5, average="macro") + 0.02
     assert np.array_equal(choose_thresholds(probabilities, np.zeros_like(truth)), np.full(3, 0.5))
+
+
+def test_one_threshold_is_used_where_thresholds_per_label_have_a_worse_score():
+    random, names = np.random.default_rng(0), tuple("abcdefgh")
+    truth = random.random((4000, 8)) < [0.5, *[0.05] * 7]
+    task = MultiLabelTask(name="t", summary="", texts=("text",), classes=names, metrics=("micro_f1", "macro_f1"))
+    rows = [
+        Example(id=str(i), texts=("the film",), label=tuple(np.flatnonzero(row).tolist()))
+        for i, row in enumerate(truth)
+    ]
+    features = task.encode(rows, wordpiece(), 8)
+    # One frequent label is recognised. Of the rare ones the logits know nothing, so that all rows have the best F1.
+    logits = np.where(np.arange(8) == 0, 8.0 * truth - 4, random.normal(size=truth.shape) / 100 - 2)
+    predictions = Predictions(ids=[row.id for row in rows], logits=logits.astype(np.float32))
+
+    def micro_f1(thresholds):
+        return f1_score(truth, task.probabilities(logits, settings) >= thresholds, average="micro")
+
+    settings = task.fit_decoding(predictions, features, rows)
+    used = task.thresholds(settings)
+    assert len(set(used.tolist())) == 1 and micro_f1(used) > 0.7
+    per_label = choose_thresholds(task.probabilities(logits, settings), features.labels)
+    assert micro_f1(used) > micro_f1(per_label)
+    by_macro = replace(task, metrics=("macro_f1",)).fit_decoding(predictions, features, rows)
+    assert np.array_equal(task.thresholds(by_macro), per_label)
 
 
 def test_rare_labels_occur_on_both_sides_of_a_split(tmp_path):

@@ -109,10 +109,21 @@ class MultiLabelTask(TextTask):
     def fit_decoding(
         self, predictions: Predictions, features: Features, examples: Sequence[Example]
     ) -> dict[str, float]:
-        """Fit the scale of the probabilities, one for all labels, and the threshold of each label."""
-        logits = predictions.logits[rows_in_order(predictions, features)]
-        slope, bias = fit_scale(logits.ravel(), features.labels.ravel())
-        thresholds = choose_thresholds(sigmoid(slope * logits + bias), features.labels)
+        """Fit the scale of the probabilities, one for all labels, and the threshold of each label.
+
+        The thresholds have the best F1 of each label. If one threshold for all labels gives a better score, it is used:
+        where probabilities hardly separate, the best F1 of each label means many wrong labels in all.
+        """
+        logits, truth = predictions.logits[rows_in_order(predictions, features)], features.labels
+        slope, bias = fit_scale(logits.ravel(), truth.ravel())
+        probabilities = sigmoid(slope * logits + bias)
+        common = choose_thresholds(probabilities.reshape(-1, 1), truth.reshape(-1, 1))
+        metric = _METRICS["micro_f1" if self.primary == "average_precision" else self.primary]
+
+        def score(thresholds: np.ndarray) -> float:
+            return metric(truth, (probabilities >= thresholds).astype(np.float64), probabilities) or 0.0
+
+        thresholds = max(choose_thresholds(probabilities, truth), np.repeat(common, truth.shape[1]), key=score)
         settings = {"slope": slope, "bias": bias}
         return settings | {f"threshold_{index}": float(value) for index, value in enumerate(thresholds)}
 
