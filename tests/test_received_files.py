@@ -422,6 +422,8 @@ HOSTILE = {
     "tokenizer of protobuf": _tokenizer(tokenizer_class="T5Tokenizer"),
     "tokenizer length": _tokenizer(model_max_length="x"),
     "no tokens": _tokenizer(model_max_length=-1),
+    "inputs that are no names": _tokenizer(model_input_names=["input_ids", ["a"]]),
+    "no input": _tokenizer(model_input_names=["attention_mask"]),
     "special tokens": _written("special_tokens_map.json", "[]"),
     "added tokens": _written("added_tokens.json", '{"x": "y"}'),
     "registered": _written("registered_encoder.json", "[]"),
