@@ -160,6 +160,7 @@ def test_numbers_of_thousands_of_digits_in_a_label_column(tmp_path):
         "a = " + "[" * 3000 + "]" * 3000,
         "seed = " + "9" * 5000,
         "seed = 9223372036854775808",
+        "fractions = [" + "9" * 400 + "]",
         "seed = 4294967296",
         "seed = -1",
         "[data]\nsplit_seed = -1",
