@@ -238,7 +238,7 @@ def overload(report: Figures, run: Path, requests: list[bytes], seconds: float) 
 async def _stream(port: int, head: bytes, piece: bytes, total: int) -> int:
     """Send `head` and then pieces, until `total` bytes are sent or the server ends the connection."""
     sent = 0
-    with suppress(OSError):
+    with suppress(OSError, RuntimeError):
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         try:
             writer.write(head)
@@ -273,11 +273,11 @@ async def slow_connections(port: int, count: int, seconds: float) -> int:
         nonlocal made
         await asyncio.sleep(3.0 * number / count)
         while time.perf_counter() < until:
-            with suppress(OSError):
+            with suppress(OSError, RuntimeError):  # uvloop raises the latter for a connection that was cut
                 reader, writer = await asyncio.open_connection("127.0.0.1", port)
                 made += 1
                 writer.write(b"GET /v1/models HTTP/1.1\r\nX-Slow: ")
-                while time.perf_counter() < until and not reader.at_eof():
+                while time.perf_counter() < until and not reader.at_eof() and not writer.is_closing():
                     writer.write(b"y")
                     with suppress(TimeoutError):
                         await asyncio.wait_for(reader.read(65536), 1.0)

@@ -159,8 +159,8 @@ def parse_json(content: str | bytes) -> Any:
         while level := [entry for group in level for entry in _entries(group)]:
             if (depth := depth + 1) > MAX_DEPTH:
                 raise RecursionError
-        marks: tuple[Any, ...] = (b"\\u", b"\0") if isinstance(content, bytes) else ("\\u",)  # \0: it is UTF-16
-        if not content.isascii() or any(mark in content for mark in marks):  # json also reads encoded surrogates
+        text = content if isinstance(content, str) else content.decode("latin-1").replace("\0", "")  # UTF-16 holds \0
+        if "\\u" in text or not text.isascii():  # json also reads surrogates that are encoded
             json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
         raise ValueError(f"it is nested more than {MAX_DEPTH} levels deep") from None

@@ -145,8 +145,34 @@ def quantize(path: Path) -> None:
     import onnx
     from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
+    model = onnx.load(path)
+    _fold_transposes(model.graph)
     quantizer = MatMulNBitsQuantizer(
-        onnx.load(path), bits=8, block_size=INT8_BLOCK, is_symmetric=True, accuracy_level=INT8_ACCURACY
+        model, bits=8, block_size=INT8_BLOCK, is_symmetric=True, accuracy_level=INT8_ACCURACY
     )
     quantizer.process()
-    onnx.save(quantizer.model.model, path)
+    model = quantizer.model.model
+    distinct = {weights.name: weights for weights in model.graph.initializer}  # shared weights are there several times
+    del model.graph.initializer[:]
+    model.graph.initializer.extend(distinct.values())
+    onnx.save(model, path)
+
+
+def _fold_transposes(graph: Any) -> None:
+    """Store weights transposed where the graph transposes them: those that several matrix products share."""
+    from onnx import numpy_helper
+
+    weights = {tensor.name: tensor for tensor in graph.initializer}
+    transposed: dict[str, str] = {}
+    for node in list(graph.node):
+        source = node.input[0] if node.op_type == "Transpose" else ""
+        if source not in weights or len(weights[source].dims) != 2:
+            continue
+        name = transposed[node.output[0]] = f"{source}_transposed"
+        if name not in weights:
+            array = np.ascontiguousarray(numpy_helper.to_array(weights[source]).T)
+            weights[name] = numpy_helper.from_array(array, name)
+            graph.initializer.append(weights[name])
+        graph.node.remove(node)
+    for node in graph.node:
+        node.input[:] = [transposed.get(name, name) for name in node.input]

@@ -240,6 +240,15 @@ def test_cross_and_bi_encoding_in_one_graph(tiny, tmp_path):
     reports = export_onnx(models, tmp_path / "graph", rows_of(models))
     assert {report.agreement for report in reports} == {100.0}
     pair = ("the film was good", "a very long and quite awful story about this movie")
+    export_onnx(models, tmp_path / "int8", rows_of(models), int8=True, limits=ParityLimits(0.0, np.inf))
+    graph = onnx.load(tmp_path / "int8" / GRAPH).graph
+    products = [node for node in graph.node if node.op_type == "MatMulNBits"]
+    # Both encodings share the weights of the encoder.
+    assert len(products) > len({node.input[1] for node in products}) >= 12
+    names = [tensor.name for tensor in graph.initializer]
+    assert len(names) == len(set(names)) and not any(name.endswith("_transposed") for name in names)
+    for torch_one, onnx_one in zip(models, load_all([tmp_path / "int8"]), strict=True):
+        assert onnx_one.predict(pair)["probability"] == pytest.approx(torch_one.predict(pair)["probability"], abs=0.05)
     for torch_one, onnx_one in zip(models, load_all([tmp_path / "graph"]), strict=True):
         probability = torch_one.predict(pair)["probability"]
         assert onnx_one.predict(pair)["probability"] == pytest.approx(probability, abs=1e-4)

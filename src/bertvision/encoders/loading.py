@@ -136,7 +136,8 @@ def _locate(name: str) -> tuple[str, Any, Any]:
         )
         if not getattr(tokenizer, "is_fast", False):
             raise BertVisionError(f"Encoder {name!r} has no fast tokenizer. It is needed for the offsets of answers.")
-        if EncoderInfo.from_config(config, tokenizer).max_tokens < 1:
+        names, info = set(tokenizer.model_input_names), EncoderInfo.from_config(config, tokenizer)
+        if "input_ids" not in names or info.max_tokens < 1:
             raise BertVisionError(f"Encoder {name!r} is damaged: it takes no tokens, according to its configuration.")
     return location, config, tokenizer
 

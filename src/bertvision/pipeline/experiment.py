@@ -271,7 +271,8 @@ def merge(default: T, values: dict[str, Any], where: str = "") -> T:
     for key, value in values.items():
         old = lookup(vars(default), key, f"setting of {where[:-1]}" if where else "setting")
         name = f"{where}{key}"
-        if type(value) is int and not -(2**63) <= value < 2**63:
+        numbers = value if isinstance(value, list) else [value]
+        if any(type(number) is int and not -(2**63) <= number < 2**63 for number in numbers):
             raise BertVisionError(f"{name} must lie between -2**63 and 2**63 - 1.")
         if is_dataclass(old):
             if not isinstance(value, dict):

@@ -1,6 +1,7 @@
 """The server process: socket, signals and graceful shutdown."""
 
 import asyncio
+import gc
 import signal
 import socket
 import sys
@@ -123,6 +124,8 @@ def serve(
     server = Server(config, app, log, settings.drain_seconds)
     url = f"http://{f'[{host}]' if ':' in host else host}:{sock.getsockname()[1]}/"
     sys.setswitchinterval(SWITCH_INTERVAL)
+    gc.collect()
+    gc.freeze()  # later collections leave out models and modules, which would stop the event loop for half a second
     note = app.service.description["note"]
     on_listening(url, note)
     log("serving", url=url, models=list(app.service.models), note=note)

@@ -29,6 +29,8 @@ MAX_INLINE_CHARACTERS = 600
 WARM_UP_SECONDS = 600.0
 """Time limit of the first forward passes."""
 WARM_UP_WORDS = 120
+WARM_UP_ROUNDS = 3
+"""Large batches with each encoder. The C library gives back what the first ones took, and keeps it later."""
 NUM_CPU_THREADS = 2
 """Threads that tokenize long texts and format answers, so that the event loop stays free to accept and refuse."""
 
@@ -114,7 +116,7 @@ class InferenceService:
             items = [_warm_up_item(f"{number} ", num_texts, WARM_UP_WORDS) for number in range(MAX_BATCH_ROWS)]
             length = int(model.encode(items[:1]).lengths.sum())
             count = min(self.settings.max_batch_tokens, self.settings.max_queue_tokens) // length
-            if count > 1:
+            for _ in range(WARM_UP_ROUNDS if count > 1 else 0):
                 await self._predict({name: model}, items[:count], options, deadline, inline=True)
 
     def time_limit(self, timeout: float | None) -> float:
