@@ -151,7 +151,7 @@ def quantize(path: Path) -> None:
         model, bits=8, block_size=INT8_BLOCK, is_symmetric=True, accuracy_level=INT8_ACCURACY
     )
     quantizer.process()
-    model = quantizer.model.model
+    model = quantizer.model.model  # pyright: ignore[reportAttributeAccessIssue]  # `process` has wrapped it
     distinct = {weights.name: weights for weights in model.graph.initializer}  # shared weights are there several times
     del model.graph.initializer[:]
     model.graph.initializer.extend(distinct.values())

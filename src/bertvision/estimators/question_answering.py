@@ -45,7 +45,8 @@ class QuestionAnswerer(BaseTextEstimator):
         answers = to_list(table.get(column)) if table.named and column else y
         if not _is_plain(answers):
             return read_rows(X, y, label=label, **options)
-        texts = read_rows(X, **options | {"labelled": False}).texts
+        unlabelled: dict[str, Any] = options | {"labelled": False}
+        texts = read_rows(X, **unlabelled).texts
         rows = read_rows(X, _locate(answers, texts), **options)
         return replace(rows, label=column or rows.label)
 

@@ -98,7 +98,7 @@ def _score_by_seconds(run: Run, task: Task) -> Any:
     sides = {"left": f"datum.seconds <= {middle}", "right": f"datum.seconds > {middle}"}
     texts = [
         base.transform_filter(where)
-        .mark_text(align=side, dx=8 if side == "left" else -8, fontSize=11)
+        .mark_text(align=side, dx=8 if side == "left" else -8, fontSize=11)  # pyright: ignore[reportArgumentType]
         .encode(x=x, y="score:Q", text="label:N")
         for side, where in sides.items()
     ]
