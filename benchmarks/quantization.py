@@ -105,7 +105,7 @@ def measure(name: str, run: Run, examples: Sequence[Example], rounds: int) -> di
     speed = {"clock": clock["torch"] / clock["int8"], "processor": processor["torch"] / processor["int8"]}
     print(
         f"{name}: {parity['int8']['agreement']:.2f} % of {len(examples):,} answers equal; score {scores['torch']:.2f}, "
-        f"int8 {scores['int8']:.2f}; {tokens:.0f} tokens: p50 {_listed(clock)} ms ({speed['clock']:.2f} times as fast), "
+        f"int8 {scores['int8']:.2f}; {tokens:.0f} tokens: p50 {_listed(clock)} ms ({speed['clock']:.2f} times), "
         f"of the processor {_listed(processor)} ms ({speed['processor']:.2f} times); {_listed(sizes)} MB",
         flush=True,
     )
