@@ -90,7 +90,8 @@ def measure(name: str, run: Run, examples: Sequence[Example], rounds: int) -> di
             )
             (models[type],) = load_all([directory])
             sizes[type] = (directory / GRAPH).stat().st_size / 1e6
-            parity[type] = compare(name, models["torch"], models[type], examples).to_dict()
+            tolerance = ParityLimits.default(int8=type == "int8").score_difference
+            parity[type] = compare(name, models["torch"], models[type], examples, tolerance).to_dict()
         texts = short_texts(models["torch"], examples)
         taken: dict[str, list[np.ndarray]] = {kind: [] for kind in models}
         for _ in range(rounds):  # in turns, since machines drift
