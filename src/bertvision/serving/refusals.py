@@ -60,4 +60,4 @@ UNAUTHORIZED = Refusal(
 MALFORMED = Refusal(400, "The request is not valid HTTP/1.1.")
 HEADERS_TOO_LARGE = Refusal(431, "The request has too many or too large headers.")
 HEADERS_TOO_LATE = Refusal(408, "The headers did not arrive in time.")
-TOO_MANY_CONNECTIONS = Refusal(503, "The server has too many connections. Try again.", ((b"retry-after", b"1"),))
+TOO_MANY_CONNECTIONS = Refusal(429, "The server has too many connections. Try again.", ((b"retry-after", b"1"),))
