@@ -83,7 +83,7 @@ def test_the_scores_are_those_of_run(shared, texts, labels, tmp_path):
             tmp_path / "train.csv"
         )
         result = bertvision.run(
-            **files, encoder=shared["encoder"], fractions=[fraction], heads=["default"], controls=False,
+            **files, encoder=shared["encoder"], fractions=[fraction], controls=False,
             train={"epochs": 1}, precision="float32", task="reviews", root=tmp_path / "runs",
         )  # fmt: skip
         assert classifier.score(tmp_path / "dev.csv") * 100 == pytest.approx(result.best.primary_score, abs=1e-9)
