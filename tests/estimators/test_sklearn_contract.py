@@ -90,6 +90,8 @@ def test_check_estimator(tiny, tmp_path):
     for cls in ESTIMATORS:
         with pytest.warns(SkipTestWarning, match="Can't test estimator"):
             check_estimator(cls())
+        if cls is TokenClassifier:
+            continue  # its rows are lists of words: a matrix says nothing about it
 
         def tags(self, cls=cls):
             tags = cls.__sklearn_tags__(self)
