@@ -23,6 +23,7 @@ default_role = "literal"
 highlight_language = "none"
 html_theme = "furo"
 html_title = "bertvision"
+html_favicon = "_static/favicon.svg"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_extra_path = ["llms.txt"]

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 EXECUTED = [DOCS / "index.md", DOCS / "quickstart.md", *sorted((DOCS / "how-to").glob("*.md"))]
 EXECUTED += [DOCS / "reference" / "api.md", DOCS / "reference" / "assistants.md"]
-SLOW = {"reproduce-the-paper", "runs", "search", "hidden-states", "quickstart"}
+SLOW = {"export", "reproduce-the-paper", "runs", "search", "hidden-states", "quickstart"}
 """Pages whose commands take long; the README and the other pages run by default."""
 GENERATED = {"reference/cli.md", "reference/configuration.md"}
 

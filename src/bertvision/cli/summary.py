@@ -22,7 +22,7 @@ def print_summary(result: "ExperimentResult", root: Path) -> None:
     low, high = metrics.interval
     score = f"{best.primary_score:.2f} (95 %: {low:.2f} to {high:.2f}) on {_scored_rows(best)} rows"
     lines = {
-        "model": f"{output.short_name(best.name, kind)}, {_parameters(best)}on {best.record.encoder or 'two models'}",
+        "model": f"{output.short_name(best.name, kind)}, {_parameters(best)}on {_encoder(best)}",
         metrics.primary_metric: score,
         "BERT": _bert(result),
         "seconds": f"{metrics.seconds.total:.0f} of training",
@@ -56,6 +56,11 @@ def _same_fraction(run: "Run", best: "Run") -> bool:
 def _parameters(run: "Run") -> str:
     """Return the size of a head and the length of fine-tuning."""
     return f"{output.parameters(run.metrics.parameters)} parameters, {run.record.fraction:g} epochs of fine-tuning, "
+
+
+def _encoder(run: "Run") -> str:
+    """Return the name of the encoder; that of the first member of an ensemble."""
+    return (run.members() or [run])[0].record.encoder
 
 
 def _scored_rows(run: "Run") -> str:
