@@ -226,7 +226,8 @@ class InferenceService:
 
 
 def _warm_up_item(start: str, num_texts: int, words: int = 2) -> Any:
-    return (start + " ".join(["warm", "up"] * (words // 2)),) * num_texts
+    """Return texts of which the last one is long: questions, which come first, must be short."""
+    return ("warm up",) * (num_texts - 1) + (start + " ".join(["warm", "up"] * (words // 2)),)
 
 
 def _collect_rows(
