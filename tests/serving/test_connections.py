@@ -173,6 +173,7 @@ def test_more_connections_close_the_oldest_that_wait(locked):
 def test_refusals_are_held_and_counted(locked):
     """Four requests may be in progress; their bodies are not complete, so that all others are refused."""
     incomplete = request()[:-5]
+    time.sleep(1.2)  # until the refusals of other tests are in the log
     lines = len(locked.events)
     clients = [connect(locked) for _ in range(4)]
     try:

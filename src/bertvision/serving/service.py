@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
@@ -114,10 +115,11 @@ class InferenceService:
                 continue
             warm |= weights
             items = [_warm_up_item(f"{number} ", num_texts, WARM_UP_WORDS) for number in range(MAX_BATCH_ROWS)]
-            length = int(model.encode(items[:1]).lengths.sum())
-            count = min(self.settings.max_batch_tokens, self.settings.max_queue_tokens) // length
-            for _ in range(WARM_UP_ROUNDS if count > 1 else 0):
-                await self._predict({name: model}, items[:count], options, deadline, inline=True)
+            with suppress(BertVisionError):  # a model may not take texts of this length
+                length = int(model.encode(items[:1]).lengths.sum())
+                count = min(self.settings.max_batch_tokens, self.settings.max_queue_tokens) // length
+                for _ in range(WARM_UP_ROUNDS if count > 1 else 0):
+                    await self._predict({name: model}, items[:count], options, deadline, inline=True)
 
     def time_limit(self, timeout: float | None) -> float:
         """Return the seconds within which a request must be answered: those it asks for, at most the server's."""
@@ -226,7 +228,11 @@ class InferenceService:
 
 
 def _warm_up_item(start: str, num_texts: int, words: int = 2) -> Any:
+<<<<<<< HEAD
     """Return an item whose last text is long: the others may be questions, which must leave room for a context."""
+=======
+    """Return texts of which the last one is long: questions, which come first, must be short."""
+>>>>>>> w-security
     return ("warm up",) * (num_texts - 1) + (start + " ".join(["warm", "up"] * (words // 2)),)
 
 
