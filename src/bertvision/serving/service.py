@@ -228,11 +228,7 @@ class InferenceService:
 
 
 def _warm_up_item(start: str, num_texts: int, words: int = 2) -> Any:
-<<<<<<< HEAD
-    """Return an item whose last text is long: the others may be questions, which must leave room for a context."""
-=======
     """Return texts of which the last one is long: questions, which come first, must be short."""
->>>>>>> w-security
     return ("warm up",) * (num_texts - 1) + (start + " ".join(["warm", "up"] * (words // 2)),)
 
 
