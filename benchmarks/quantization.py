@@ -53,7 +53,7 @@ def train(name: str, cell: CellData, root: Path) -> Run:
 
 def short_texts(model: TrainedModel, examples: Sequence[Example]) -> list[Any]:
     """Return inputs of at most 32 tokens; pairs that are longer are cut to their first words."""
-    texts = [example.texts if example.texts[1:] else "".join(example.texts) for example in examples[:1000]]
+    texts = [example.texts[0] if len(example.texts) == 1 else example.texts for example in examples[:1000]]
     lengths = model.encode(texts).lengths
     short = [text for text, length in zip(texts, lengths, strict=True) if length <= TOKENS]
     cut = [tuple(" ".join(text.split()[:9]) for text in example.texts) for example in examples[:1000]]

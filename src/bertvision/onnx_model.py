@@ -68,9 +68,11 @@ def _manifest(directory: Path) -> dict[str, Any]:
 def onnxruntime() -> Any:
     """Return the module onnxruntime, or raise an error that says how to install it."""
     try:
-        return import_module("onnxruntime")
+        module = import_module("onnxruntime")
     except ImportError as error:
         raise BertVisionError("ONNX needs the packages of the extra `onnx`: pip install 'bertvision[onnx]'.") from error
+    module.disable_telemetry_events()  # builds for Linux send events, too
+    return module
 
 
 class OnnxEncoder:
@@ -147,7 +149,7 @@ def quantize(path: Path) -> None:
 
     model = onnx.load(path)
     _fold_transposes(model.graph)
-    quantizer = MatMulNBitsQuantizer(
+    quantizer: Any = MatMulNBitsQuantizer(
         model, bits=8, block_size=INT8_BLOCK, is_symmetric=True, accuracy_level=INT8_ACCURACY
     )
     quantizer.process()
