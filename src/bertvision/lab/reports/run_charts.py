@@ -95,7 +95,7 @@ def _score_by_seconds(run: Run, task: Task) -> Any:
     )
     points = base.mark_point(filled=True, size=80, opacity=1).encode(x=x, y="score:Q", color=color)
     middle = max(row["seconds"] for row in rows) / 2
-    sides = {"left": f"datum.seconds <= {middle}", "right": f"datum.seconds > {middle}"}
+    sides: dict[Any, str] = {"left": f"datum.seconds <= {middle}", "right": f"datum.seconds > {middle}"}
     texts = [
         base.transform_filter(where)
         .mark_text(align=side, dx=8 if side == "left" else -8, fontSize=11)
