@@ -162,7 +162,7 @@ def _confusion(run: Run, task: Task) -> Any:
     size = max(24, min(60, 420 // len(shown)))
     which = "" if len(shown) == len(classes) else f", the {len(shown)} classes with the most errors of {len(classes)}"
     chart = (cells + numbers).properties(width={"step": size}, height={"step": size})
-    return chart.properties(title=f"{task.name}: labels and predictions{which}")
+    return chart.properties(title=alt.Title(f"{task.name}: labels and predictions{which}", anchor="start"))
 
 
 def _calibration(run: Run, task: Task) -> Any:
