@@ -20,6 +20,7 @@ version = release = bertvision.__version__
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 exclude_patterns = ["_build", "tutorials/data"]
 default_role = "literal"
+smartquotes = False  # it would turn the two hyphens of flags into a dash
 highlight_language = "none"
 html_theme = "furo"
 html_title = "bertvision"

@@ -88,6 +88,7 @@ def _parameter(parameter: Any) -> str:
 
 def _escape(text: str) -> str:
     """Escape what Markdown would read as markup outside of code."""
+    text = re.sub(r"(?<![\w`-])(--[a-z][\w-]*)(?![^`]*`(?:[^`]*`[^`]*`)*[^`]*$)", r"`\1`", text)  # flags are code
     parts = re.split(r"(`[^`]*`)", text)
     return "".join(part if part.startswith("`") else re.sub(r"([|*<>_\[\]])", r"\\\1", part) for part in parts)
 

@@ -95,7 +95,7 @@ def _score_by_seconds(run: Run, task: Task) -> Any:
     )
     points = base.mark_point(filled=True, size=80, opacity=1).encode(x=x, y="score:Q", color=color)
     middle = max(row["seconds"] for row in rows) / 2
-    sides = {"left": f"datum.seconds <= {middle}", "right": f"datum.seconds > {middle}"}
+    sides: dict[Any, str] = {"left": f"datum.seconds <= {middle}", "right": f"datum.seconds > {middle}"}
     texts = [
         base.transform_filter(where)
         .mark_text(align=side, dx=8 if side == "left" else -8, fontSize=11)  # pyright: ignore[reportArgumentType]
@@ -162,7 +162,7 @@ def _confusion(run: Run, task: Task) -> Any:
     size = max(24, min(60, 420 // len(shown)))
     which = "" if len(shown) == len(classes) else f", the {len(shown)} classes with the most errors of {len(classes)}"
     chart = (cells + numbers).properties(width={"step": size}, height={"step": size})
-    return chart.properties(title=f"{task.name}: labels and predictions{which}")
+    return chart.properties(title=alt.Title(f"{task.name}: labels and predictions{which}", anchor="start"))
 
 
 def _calibration(run: Run, task: Task) -> Any:
