@@ -19,10 +19,8 @@ ENCODINGS = {
     "both": "an ensemble of a cross-encoding head and a bi-encoding head",
 }
 
-BERT_HEAD = "bert-head"
-"""The name of BERT's own kind of head. Trained anew on frozen hidden states, it is the control of every other head."""
-DEFAULT = "default"
-"""The name of the recommended head of each kind of task."""
+BERT_HEAD, DEFAULT = "bert-head", "default"
+"""The names of BERT's own kind of head, the control of all others, and of the recommended head of a kind of task."""
 
 MAX_SIZE, MAX_MEMBERS = 10**6, 100  # a misspelt number should not fill the memory
 
