@@ -23,7 +23,7 @@ demo: .venv/installed
 	$(BIN)/bertvision demo
 
 test: .venv/dev lint
-	$(BIN)/pytest -n 2 --dist loadfile --durations 10 -m "not slow and not alone"
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 10 -m "not slow and not alone"
 	$(BIN)/pytest -m "alone and not slow" --durations 10
 
 test-slow: .venv/dev

@@ -187,6 +187,7 @@ def test_weights_and_callbacks_are_those_of_one_process(tmp_path):
     assert "started in a group" in first["refused"] and "not available here" in alone["refused"]
 
 
+@pytest.mark.slow
 def test_accelerate_launch(calm, reviews, tmp_path):
     words = ["-m", "bertvision", "run", "--train-file", str(reviews), "--encoder", str(calm), "--runs", str(tmp_path)]
     words += ["--fractions", "0.5", "--heads", "learned", "--states", "stream", "--json"]

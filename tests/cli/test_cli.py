@@ -165,7 +165,6 @@ def test_share_and_export(cli, runs, tmp_path):
     assert cli("predict", tmp_path / "from-shared", text, "--bert")[1] == before
     words = ["export", tmp_path / "shared", "--onnx", "--data", runs[0] / "none.csv"]
     refused(cli(*words), "none.csv")
-    refused(cli("export", result.best.directory, "--to", tmp_path / "x", "--rows", 8, "--tolerance", 0), "was not kept")
 
 
 def test_mistakes_of_serving(cli, runs, tmp_path):
@@ -230,7 +229,7 @@ def test_mistakes_of_the_command_line(cli, tmp_path):
     refused(cli("run", "--task", "mrpc", "--heads", "adaptor"), "Did you mean 'adapter'")
     refused(cli("run", "--fractions", "a,b"), "takes numbers")
     refused(cli("run", "--task", "mrpc", "--fractions", "nan"), "0 or more")
-    refused(cli("run", "--task", "mrpc", "--heads", "adapter:dropout=7"), "dropout from 0")
+    refused(cli("run", "--task", "mrpc", "--heads", "adapter:dropout=7"), "dropout >= 0")
     refused(cli("run", "--task", "mrpc", "--heads", "adapter:size=0"), "size >= 1")
     refused(cli("run", tmp_path / "none.toml"), "No experiment file")
     refused(cli("predict", tmp_path / "none", "text"), "No finished run")

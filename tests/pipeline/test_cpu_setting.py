@@ -1,6 +1,7 @@
 """The setting `cpu_optimizations` of an experiment."""
 
 import numpy as np
+import pytest
 
 import bertvision
 from bertvision.cpu_optimizations import dropout, enabled, use_cpu_optimizations
@@ -15,6 +16,7 @@ def test_the_default_follows_the_switch():
         assert not make(task="mrpc").cpu_optimizations
 
 
+@pytest.mark.slow
 def test_an_experiment_runs_without_the_optimizations(tiny, reviews, tmp_path, monkeypatch):
     common = {"train_file": str(reviews), "encoder": str(tiny), "precision": "float32", "root": tmp_path, **SETTINGS}
     fast = bertvision.run(**common)

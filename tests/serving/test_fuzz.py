@@ -153,4 +153,4 @@ def test_routes_conform_to_the_openapi_document(server):
             asked.append(case.call_and_validate(checks=checks).status_code)
 
         conforms()
-    assert len(asked) > 200 and {200, 422, 404} <= set(asked)
+    assert len(asked) > 100 and {200, 422, 404} <= set(asked)

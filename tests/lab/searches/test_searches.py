@@ -241,7 +241,7 @@ def test_the_default_is_tried_first(experiment, tmp_path):
         head="adapter:dropout=0.0,layers=all,members=3,size=32,token_pooling=max",
         fraction=0.5,
         learning_rate=2e-3,
-        epochs=20,
+        epochs=10,
     )
 
 

@@ -12,6 +12,7 @@ import optuna
 from bertvision.lab import search
 from bertvision.pipeline.experiment import make
 
+SPACE = ["epochs=[3,10]"]
 TRIALS = 8
 # A driver, so that a dead process is noticed within seconds, and every trial leaves a line in a log.
 DRIVER = """
@@ -37,7 +38,8 @@ print(json.dumps({"validation": found.validation, "score": found.runs[0].primary
 
 
 def start(root: Path, log: Path, experiment: dict, pause: float, **more) -> subprocess.Popen:
-    settings = {"experiment": experiment, "root": str(root), "log": str(log), "pause": pause, "trials": TRIALS} | more
+    settings = {"experiment": experiment, "root": str(root), "log": str(log), "pause": pause, "trials": TRIALS}
+    settings |= {"space": SPACE} | more
     return subprocess.Popen(
         [sys.executable, "-c", DRIVER, json.dumps(settings)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -54,7 +56,7 @@ def settings(tiny, reviews) -> dict:
     return train | {
         "finetune": {"learning_rate": 1e-3},
         "heads": ["adapter:token_pooling=max"],
-        "train": {"batch_size": 16},
+        "train": {"batch_size": 16, "epochs": 3.0},
     }
 
 
@@ -80,7 +82,7 @@ def test_two_processes_never_run_the_same_trial(tiny, reviews, tmp_path):
 def test_killed_and_resumed_without_losing_finished_trials(tiny, reviews, tmp_path):
     url, log = f"sqlite:///{tmp_path}/shared.db", tmp_path / "log"
     made = make(**settings(tiny, reviews))
-    calm = search(made, trials=TRIALS, trials_per_batch=2, root=tmp_path / "calm")
+    calm = search(made, trials=TRIALS, trials_per_batch=2, space=SPACE, root=tmp_path / "calm")
     known: dict[int, tuple] = {}
     for kill_after in (1, 5):
         process = start(tmp_path / "runs", log, settings(tiny, reviews), 0.5, trials_per_batch=2, storage=url)

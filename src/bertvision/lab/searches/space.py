@@ -30,7 +30,7 @@ class Space:
 
     learning_rate: list[float] = field(default_factory=lambda: [1e-4, 1e-2])
     """Lowest and highest value, drawn on a logarithmic scale."""
-    epochs: list[int] = field(default_factory=lambda: [3, 20])
+    epochs: list[int] = field(default_factory=lambda: [3, 10])
     """Lowest and highest value."""
     size: list[int] = field(default_factory=lambda: [8, 16, 32, 64, 128])
     token_pooling: list[str] = field(default_factory=list)
