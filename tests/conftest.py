@@ -44,8 +44,8 @@ FAMILIES = {
 
 LONG_FILES = (
     "test_crash test_distributed test_shared_searches test_onnx_export test_page test_fuzz test_cli test_report "
-    "test_site test_stores test_searches test_studies test_run test_sklearn_contract test_multitask test_plugin test_golden "
-    "test_estimator_inputs test_core_imports test_span_settings test_convex test_saving"
+    "test_site test_stores test_searches test_studies test_run test_sklearn_contract test_multitask "
+    "test_plugin test_golden test_estimator_inputs test_core_imports test_span_settings test_convex test_saving"
 ).split()
 """Files whose tests take long. They run first, so that both workers are busy until the end."""
 
