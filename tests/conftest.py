@@ -199,5 +199,5 @@ def labels() -> list[str]:
 @pytest.fixture
 def fast(tiny, tmp_path) -> dict:
     """Arguments of a quick estimator: one epoch of one head on a frozen encoder."""
-    settings = {"fraction": 0, "controls": False, "verbose": 0, "settings": {"train.epochs": 1}}
+    settings = {"fraction": 0, "head": "default", "controls": False, "verbose": 0, "settings": {"train.epochs": 1}}
     return {"encoder": str(tiny), "cache_dir": tmp_path / "cache", **settings}

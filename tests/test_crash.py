@@ -79,7 +79,7 @@ def test_killed_and_resumed_equals_undisturbed(tmp_path, tiny, reviews):
         "head_fractions": [6.0],
         "heads": ["learned", "adapter:dropout=0.1,size=8,token_pooling=max"],
         "finetune": {"learning_rate": 1e-3, "batch_size": 4},
-        "train": {"epochs": 40, "learning_rate": 1e-3, "batch_size": 4},
+        "train": {"epochs": 20, "learning_rate": 1e-3, "batch_size": 4},
         "save_seconds": 0.05,
         "save_share": 1e9,
     }

@@ -121,7 +121,9 @@ def test_words_behind_the_first_window_decide(fast, messages, tmp_path):
 def test_windows_in_an_exported_graph(fast, tmp_path):
     texts, labels = long_rows(40)
     options = fast | {"settings": SETTINGS, "max_tokens": 32, "long_texts": "windows"}
-    classifier = TextClassifier(**options, head="adapter:size=8,token_pooling=max+mean+attention").fit(texts, labels)
+    classifier = TextClassifier(**options | {"head": "adapter:size=8,token_pooling=max+mean+attention"}).fit(
+        texts, labels
+    )
     exported = load(classifier.export("onnx", tmp_path / "onnx", [*texts[:6], "good", "bad film " * 20]))
     for text in ("good", "the plot was bad " * 40, " ".join(texts[:4])):
         features = exported.encode([text])

@@ -79,7 +79,7 @@ def test_the_scores_are_those_of_run(shared, texts, labels, tmp_path):
     frame[40:].to_csv(tmp_path / "dev.csv", index=False)
     files = {"train_file": str(tmp_path / "train.csv"), "dev_file": str(tmp_path / "dev.csv")}
     for fraction in (0, 1.0):
-        classifier = TextClassifier(**shared | {"fraction": fraction, "precision": "float32"}).fit(
+        classifier = TextClassifier(**shared | {"head": "auto", "fraction": fraction, "precision": "float32"}).fit(
             tmp_path / "train.csv"
         )
         result = bertvision.run(

@@ -63,7 +63,7 @@ def test_training_continues_with_the_same_encoder(fast, texts, labels, method):
 
 
 def test_an_ensemble_continues_with_its_best_head(fast, texts, labels):
-    classifier = TextClassifier(**fast).fit(texts[:36], labels[:36])
+    classifier = TextClassifier(**fast | {"head": "auto"}).fit(texts[:36], labels[:36])
     members = classifier.run_.members()
     best = max(members, key=lambda run: run.validation_score).name if members else classifier.run_.name
     assert set(classifier.leaderboard_.query("kind == 'head'")["model"]) == {"default", "ridge", "logistic:layers=last"}
