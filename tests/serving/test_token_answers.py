@@ -8,8 +8,6 @@ from serving.process import serving
 from serving.test_page import browser, find, open_page, shown, type_in, wait  # noqa: F401  # browser is a fixture
 from token_tasks.conftest import conll_files, sentences, tagger  # noqa: F401  # fixtures
 
-pytestmark = pytest.mark.alone
-
 TEXT = "🗼 ann king was in the rome music"
 
 
