@@ -73,8 +73,19 @@ def test_paths_stay_inside(tmp_path):
     os.mkfifo(root / "fifo")
     assert inside(root, "file") == inside(root, "../file", root / "a") == inside(root, "a/../file") == root / "file"
     assert inside(root, ".") == root
-    for name in ("../outside", "a/../../outside", str(outside), "link", "folder/outside", "folder", "fi\0le", "fifo"):
-        with pytest.raises(BertVisionError, match="outside of it|symbolic link|neither a file"):
+    for name in (
+        "../outside",
+        "a/../../outside",
+        str(outside),
+        "link",
+        "folder/outside",
+        "folder",
+        "fi\0le",
+        "fifo",
+        300 * "x",
+        3000 * "a/",
+    ):
+        with pytest.raises(BertVisionError, match="outside of it|symbolic link|neither a file|too long a name"):
             inside(root, name)
 
 

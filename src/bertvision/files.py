@@ -182,13 +182,14 @@ def _parse_int(digits: str) -> int:
 def inside(root: Path, path: str | Path, directory: Path | None = None) -> Path:
     """Return a path that a received file names, relative to `directory` (default: `root`), if it stays in `root`.
 
-    Absolute paths, paths that leave `root`, symbolic links below it and special files are refused. In a snapshot of
-    the Hub's cache, links to the cache's own files are followed.
+    Other paths, symbolic links and special files are refused. Links inside the Hub's cache are followed.
     """
     root = Path(os.path.abspath(root))
     target = Path(os.path.normpath(Path(directory or root).absolute() / path))
-    if "\0" in str(path) or Path(path).anchor or not target.is_relative_to(root):
-        raise BertVisionError(f"{root} refers to {str(path)!r}, which is outside of it. Nothing outside of it is read.")
+    too_long = len(str(target)) > 4000 or any(len(part.encode("utf-8", "replace")) > 255 for part in target.parts)
+    if too_long or "\0" in str(path) or Path(path).anchor or not target.is_relative_to(root):
+        what = "too long a name" if too_long else "outside of it. Nothing outside of it is read"
+        raise BertVisionError(f"{root} refers to {str(path)!r}, which is {what}.")
     blobs = root.resolve().parents[1] / "blobs" if root.parent.name == "snapshots" else None
     for part in (target, *target.parents[: len(target.parts) - len(root.parts)]):
         if part != root and part.is_symlink() and part.resolve().parent != blobs:
@@ -206,8 +207,7 @@ def file_hash(path: Path) -> str:
 
 def value_hash(value: Any) -> str:
     """Return 8 hex digits that identify a value that JSON can express."""
-    text = json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
+    return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=False, default=str).encode()).hexdigest()[:8]
 
 
 def save_tensors(path: Path, tensors: dict[str, "Tensor"], metadata: dict[str, str] | None = None) -> None:
