@@ -15,6 +15,7 @@ from bertvision.inputs import read_rows
 from bertvision.inputs.rows import examples_from_rows, task_from_rows
 from bertvision.pipeline import ExperimentData, load_data
 from bertvision.pipeline.config import resolve
+from bertvision.pipeline.data import split_validation
 from bertvision.pipeline.experiment import Experiment, make
 from bertvision.tasks import TASKS, DataRequest, DataSplits, Example, TextTask
 
@@ -74,7 +75,7 @@ class Directories:
 
 @dataclass(frozen=True, kw_only=True)
 class CellData:
-    """The rows of a data set. Validation is split off as the pipeline does it; all methods use the same rows."""
+    """The rows of a data set. Validation is split off as the pipeline does it, for all methods."""
 
     task: TextTask
     experiment: Experiment
@@ -95,7 +96,7 @@ def load_rows(column: Column, directories: Directories, seed: int, encoder: str 
     experiment = make(task=column.task, encoder=encoder, seed=seed, controls=False)
     settings = experiment.data
     train = task.sample(splits.train, column.rows, settings.split_seed)
-    train, validation = task.split_validation(train, settings.validation_fraction, settings.split_seed)
+    train, validation = split_validation(task, train, settings)
     scored = task.sample(splits.dev, column.scored_rows, settings.split_seed)
     return CellData(task=task, experiment=experiment, train=train, validation=validation, scored=scored)
 

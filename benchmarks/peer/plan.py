@@ -10,7 +10,7 @@ from cells import Cells, Finished, MissingCell
 from bertvision.files import value_hash
 from peer.data import COLUMNS, our_settings
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Counts changes of the benchmark that concern every cell."""
 
 SEEDS = [0, 1, 2]

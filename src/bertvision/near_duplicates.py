@@ -20,6 +20,8 @@ MAX_TEXTS = 50
 MAX_SHARE = 0.01
 """A group that texts link has at most this share of the rows, or MIN_SIZE, so that chains do not link everything."""
 MIN_SIZE = 10
+MOST_COMPARED = 200_000
+"""With more distinct texts, only equal ones are linked: an index of all their shingles would take gigabytes."""
 
 ALIKE = 0.8
 """Texts nearly repeat each other if this share of the shingles of both occurs in both."""
@@ -31,7 +33,8 @@ def text_groups(examples: Sequence[Example]) -> np.ndarray:
     """Number the groups of examples that share text, or that have the same `group`. (N,)
 
     Texts share text if they have the same words, or if most of one is contained in the other, such as a phrase in its
-    sentence. For pairs, one text in common is enough. Time and memory grow with the number of shingles.
+    sentence. For pairs, one text in common is enough. Time and memory grow with the number of shingles, so of more than
+    MOST_COMPARED texts only equal ones are linked.
     """
     groups = _Groups(len(examples), max(MIN_SIZE, round(MAX_SHARE * len(examples))))
     groups.link_equal([example.group or row for row, example in enumerate(examples)])
@@ -45,7 +48,7 @@ def text_groups(examples: Sequence[Example]) -> np.ndarray:
         for row in rows[1:]:
             groups.link(rows[0], row)
     texts = sorted(rows_of_text, key=lambda words: (-len(words), words))
-    for one, other in _contained(texts):
+    for one, other in _contained(texts) if len(texts) <= MOST_COMPARED else ():
         groups.link(rows_of_text[texts[one]][0], rows_of_text[texts[other]][0])
     return strata_of([groups.find(row) for row in range(len(examples))])
 

@@ -27,7 +27,7 @@ from bertvision.heads import (
 )
 from bertvision.records import check_head_size
 from bertvision.runs import Run
-from bertvision.types import HeadShape, call_head
+from bertvision.types import HeadShape, StateView, call_head
 from bertvision.windowed_encoders import WINDOW_TOKENS, in_windows
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -87,18 +87,27 @@ class TorchEncoder:
     def states(
         self, inputs: dict[str, Tensor], attention_mask: Tensor, text_ids: Tensor | None, names: Iterable[str]
     ) -> dict[str, Tensor]:
-        """Return the hidden states of each head: one forward pass, and one more if any reads the bi-encoding."""
-        uses_bi = {name: uses_bi_encoding(self.heads[name]) for name in names}
+        """Return the hidden states of each head: one forward pass for each encoding that any of them reads."""
         num_layers = self.encoder.num_layers
-        bi_layers = range(num_layers) if any(uses_bi.values()) else ()
+        views = {name: view_of_head(self.heads[name], num_layers) for name in names}
+        everything = StateView(
+            cross_layers=max(view.cross_layers for view in views.values()),
+            bi_layers=max(view.bi_layers for view in views.values()),
+        )
         try:
-            hidden = self.encoder(inputs, attention_mask, text_ids, bi_layers=bi_layers)
+            hidden = self.encoder(
+                inputs,
+                attention_mask,
+                text_ids,
+                cross_layers=everything.cross_layers,
+                bi_layers=everything.bi_layers,
+            )
         except IndexError as error:
             raise BertVisionError(
                 "The encoder has no embedding for a token or a position of this text: its tokenizer or its "
                 "configuration belongs to another encoder, or is damaged."
             ) from error
-        return {name: hidden if bi else hidden[:, -num_layers:] for name, bi in uses_bi.items()}
+        return {name: hidden[:, channels_of(view, everything)] for name, view in views.items()}
 
     @torch.inference_mode()
     def read(
@@ -127,9 +136,21 @@ class TorchEncoder:
         return logits
 
 
-def uses_bi_encoding(head: nn.Module) -> bool:
-    """Whether a head reads the hidden states of texts that were encoded separately."""
-    return any(isinstance(part, LayerSelect) and part.selection.bi_layers for part in head.modules())
+def view_of_head(head: nn.Module, num_layers: int) -> StateView:
+    """Return all layers of the encodings that a head reads. A head without a selection reads the cross-encoding."""
+    selections = [part.selection for part in head.modules() if isinstance(part, LayerSelect)]
+    reads_bi = any(selection.bi_layers for selection in selections)
+    reads_cross = not reads_bi or any(selection.cross_layers for selection in selections)
+    layers = tuple(range(num_layers))
+    return StateView(
+        cross_layers=layers if reads_cross else (), bi_layers=layers if reads_bi else (), num_layers=num_layers
+    )
+
+
+def channels_of(part: StateView, view: StateView) -> slice:
+    """Return where the channels of whole encodings are in a view. A slice copies nothing."""
+    positions = view.positions(part)
+    return slice(positions[0], positions[-1] + 1)
 
 
 class EncoderPool:
@@ -162,8 +183,9 @@ class EncoderPool:
             check_head_size(config, shape, weights, str(run.directory))
             head = build_head(config, shape)
             load_head_weights(head, weights)
-            # The states of the bi-encoding are computed only for heads that read them.
-            select_from_view(head, replace(shape, bi_encoding=uses_bi_encoding(head)).view)
+            # An encoding is computed only for heads that read it.
+            view = view_of_head(head, shape.num_layers)
+            select_from_view(head, replace(view, pooler_output=shape.pooler_output))
             if config.pooler_output:
                 head = HeadWithPooler(head, self._own_head(run))
             shared_encoder.heads[name] = head.to(shared_encoder.device).eval().requires_grad_(False)

@@ -32,24 +32,27 @@ import torch  # noqa: E402
 import bertvision  # noqa: E402
 from bertvision import pipeline, trained_model  # noqa: E402
 from bertvision.cli import training as commands  # noqa: E402
-from bertvision.heads import default_head  # noqa: E402
 from bertvision.lab import extraction  # noqa: E402
 from bertvision.pipeline import experiment as config  # noqa: E402
 from bertvision.serving.onnx_export import export_onnx  # noqa: E402
-from bertvision.tasks import TASKS  # noqa: E402
 
-RECORDED_SETTINGS = ("precision=float32", "data.split=rows", "combine_heads=false")
+RECORDED_SETTINGS = (
+    "precision=float32",
+    "data.split=rows",
+    "combine_heads=false",
+    "auxiliary_head=bert-head",
+    "finetune.schedule=constant",
+)
 RECORDED_TRAINING = ("train.epochs=3", "train.patience=2", "train.batch_size=32")
 
 # Everything that calls the package; where names change, these functions change, and golden.json does not.
 
 
 def run_experiment(root: Path, **settings: Any) -> list[dict[str, Any]]:
-    """Run an experiment in float32 with the split and the lengths that were recorded; return its rows."""
-    train = {"epochs": 3.0, "patience": 2, "batch_size": 32} | settings.pop("train", {})
-    return rows_of(
-        bertvision.run(root=root, precision="float32", split="rows", combine_heads=False, train=train, **settings)
-    )
+    """Run an experiment in float32 with the split, the lengths and the rates that were recorded; return its rows."""
+    settings["train"] = {"epochs": 3.0, "patience": 2, "batch_size": 32} | settings.get("train", {})
+    settings["finetune"] = {"schedule": "constant"} | settings.get("finetune", {})
+    return rows_of(bertvision.run(root=root, precision="float32", split="rows", combine_heads=False, **settings))
 
 
 def run_file(root: Path, file: Path) -> list[dict[str, Any]]:
@@ -63,7 +66,13 @@ def run_file(root: Path, file: Path) -> list[dict[str, Any]]:
 
 
 def rows_of(result: Any) -> list[dict[str, Any]]:
-    """The models of a comparison, in its order; `logits` (dev's) and `directory` are not for the file."""
+    """The models of a comparison, in its order; `logits` (dev's) and `directory` are not for the file.
+
+    The head that was chosen when the file was recorded is the one with the highest validation score.
+    """
+    last = max(run.record.fraction for run in result.runs if run.kind == "head")
+    heads = [run for run in result.runs if run.kind == "head" and run.record.fraction == last]
+    chosen = max(heads, key=lambda run: run.validation_score)
     return [
         {
             "kind": each.kind,
@@ -73,7 +82,7 @@ def rows_of(result: Any) -> list[dict[str, Any]]:
             "interval": rounded(each.metrics.interval, 2),
             "validation": rounded(each.validation_score[0], 2),
             "parameters": each.metrics.parameters,
-            "chosen": each.directory == result.best.directory,
+            "chosen": each.directory == chosen.directory,
             "logits": each.predictions().logits,
             "directory": each.directory,
         }
@@ -83,9 +92,14 @@ def rows_of(result: Any) -> list[dict[str, Any]]:
 
 def demo_settings() -> dict[str, dict[str, Any]]:
     """The demo's experiments by task."""
-    heads = {task: [*commands.DEMO_HEADS, str(default_head(TASKS[task].example_kind))] for task in commands.DEMO_TASKS}
+    settings = {"limit": 3000, "source": "registry", "fractions": [0.3, 1.0], "head_fractions": [0.3]}
+    defaults: dict[str, dict[str, Any]] = {
+        "stsb": {"heads": [PAIR_HEADS[0]]},
+        "rotten-tomatoes": {"heads": ["adapter:members=3,size=32,token_pooling=max"], "auxiliary_head": "bert-head"},
+    }
     return {
-        task: {"task": task, "heads": list(dict.fromkeys(heads[task])), **commands.DEMO} for task in commands.DEMO_TASKS
+        task: {"task": task, **settings, **own, "heads": [*commands.DEMO_HEADS, *own["heads"]]}
+        for task, own in defaults.items()
     }
 
 
@@ -114,6 +128,7 @@ TINY = {
     "finetune": {"learning_rate": 3e-3, "batch_size": 8},
     "train": {"epochs": 4, "learning_rate": 1e-2, "batch_size": 8},
 }
+TEXT = {"auxiliary_head": "bert-head"}
 TEXT_HEADS = ["learned", "adapter:size=8,token_pooling=max"]
 PAIR_HEADS = [
     "adapter:encoding=both,layers=every2,members=3,size=32,token_pooling=max+compare+align",
@@ -135,7 +150,7 @@ def tiny(place: Path, squad: Path | None) -> dict[str, Any]:
     encoder = tiny_encoder(place)
     results = {
         "text": run_experiment(
-            place / "runs", train_file=write_reviews(place), encoder=encoder, heads=TEXT_HEADS, **TINY
+            place / "runs", train_file=write_reviews(place), encoder=encoder, heads=TEXT_HEADS, **TEXT, **TINY
         ),
         "pair": run_experiment(place / "runs", encoder=encoder, heads=PAIR_HEADS, **pair_data(place), **TINY),
         "squad2": run_experiment(
@@ -162,7 +177,7 @@ def store(place: Path, squad: Path | None) -> dict[str, Any]:
 def onnx(place: Path, squad: Path | None) -> list[dict[str, Any]]:
     """What the exported graph of a tiny run answers."""
     settings = {"train_file": write_reviews(place), "encoder": tiny_encoder(place), "heads": TEXT_HEADS}
-    rows = run_experiment(place / "runs", **settings, **TINY)
+    rows = run_experiment(place / "runs", **settings, **TEXT, **TINY)
     chosen = next(row for row in rows if row["kind"] == "head" and row["head"] == TEXT_HEADS[1])
     answers = export_and_predict(chosen["directory"], place / "onnx", TEXTS)
     return [{"text": text, "answer": rounded(answer, 4)} for text, answer in zip(TEXTS, answers, strict=True)]

@@ -49,7 +49,11 @@ FLAGS: dict[str, tuple[str, type, str]] = {
         "Longer texts: truncate (with a notice), or windows: overlapping windows of max_tokens, pooled by the head.",
     ),
     "encoder": ("encoder", str, "Short name of `bertvision encoders`, Hub name, or directory (default: minilm)."),
-    "fractions": ("fractions", str, "Epochs of fine-tuning after which the encoder is scored (default: 0.3,1)."),
+    "fractions": (
+        "fractions",
+        str,
+        "Epochs of fine-tuning after which the encoder is scored (default: by task).",
+    ),
     "heads": ("heads", str, "Heads to train: 'learned,adapter:size=64', 'adapter*' or all (default: learned,default)."),
     "at": (
         "head_fractions",

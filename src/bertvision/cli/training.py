@@ -31,7 +31,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 ShowTable = Annotated[bool, typer.Option("--table", help="Also print the table of all heads, controls and BERT.")]
 
 # A subset of the rows, so that the demo takes a few minutes on two cores.
-DEMO: dict[str, Any] = {"limit": 3000, "source": "registry", "fractions": [0.3, 1.0], "head_fractions": [0.3]}
+DEMO: dict[str, Any] = {"limit": 3000, "source": "registry"}
 DEMO_HEADS = ["learned", "adapter:token_pooling=cls", "adapter:token_pooling=mean", "adapter:token_pooling=max"]
 DEMO_TASKS: dict[str, list[Any]] = {
     "stsb": [("A man is playing a guitar.", "Somebody plays an instrument.")],

@@ -9,7 +9,14 @@ from bertvision.pipeline import cache_keys, experiment_of
 from bertvision.pipeline.frozen_cache import FrozenCache, full_view
 from bertvision.prediction import evaluation_batches, predict
 from bertvision.runs import Run
-from bertvision.shared_encoders import AttachedHead, EncoderPool, TorchEncoder, scoring_precision, uses_bi_encoding
+from bertvision.shared_encoders import (
+    AttachedHead,
+    EncoderPool,
+    TorchEncoder,
+    channels_of,
+    scoring_precision,
+    view_of_head,
+)
 from bertvision.states import InMemoryStates, RowTable
 from bertvision.trained_model import TrainedModel
 from bertvision.types import Features, Predictions
@@ -60,7 +67,8 @@ def _logits(model: TrainedModel, attached: AttachedHead, features: Features, cac
     assert isinstance(encoder, TorchEncoder)
     head = encoder.heads[attached.head]
     num_layers, device = encoder.encoder.num_layers, devices.device()
-    view = full_view(num_layers, bi_encoding=uses_bi_encoding(head))
+    own = view_of_head(head, num_layers)
+    view = full_view(num_layers, bi_encoding=bool(own.bi_layers))
     token_bytes = num_layers * encoder.encoder.hidden_size * 4
     tokens = evaluation_batches(features, model.pad_ids, token_bytes, device.type)
     source = ComputedStates(encoder.encoder, tokens, view, device=device)
@@ -71,6 +79,7 @@ def _logits(model: TrainedModel, attached: AttachedHead, features: Features, cac
         ids=features.ids,
         second_text_starts=features.second_text_starts,
     )
-    states = InMemoryStates(cache.read(source, identity), rows, tokens.plan)
+    channels = channels_of(own, view)
+    states = InMemoryStates([state[channels] for state in cache.read(source, identity)], rows, tokens.plan)
     offsets = features.offsets if model.task.per_token else None
     return predict({"model": head}, states, features.ids, offsets, label="predict")["model"]

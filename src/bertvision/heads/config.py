@@ -217,8 +217,10 @@ DEFAULT_HEADS = {
     "span": {DEFAULT: HeadConfig("adapter-skip")},
     "tokens": {DEFAULT: HeadConfig("adapter-skip")},
     "pair": {
-        DEFAULT: HeadConfig("adapter", encoding="both", layers="every2", members=3, size=32, token_pooling=_ALIGNED),
-        "ridge": HeadConfig("ridge", encoding="both", layers="every2", token_pooling="compare"),
+        DEFAULT: HeadConfig("adapter", encoding="bi", layers="every2", members=3, size=32, token_pooling=_ALIGNED),
+        "cross": HeadConfig("adapter", layers="every2", members=3, size=32, token_pooling=_ALIGNED),
+        "ridge": HeadConfig("ridge", encoding="bi", layers="every2", token_pooling="compare"),
+        "ridge-cross": HeadConfig("ridge", layers="every2", token_pooling="compare"),
     },
     "text": {
         DEFAULT: HeadConfig("adapter", members=3, size=32, token_pooling="max"),
@@ -226,7 +228,7 @@ DEFAULT_HEADS = {
         "logistic": HeadConfig("logistic", layers="last"),
     },
 }
-"""The heads trained when none are named, by the kind of task (docs/decisions/0020, 0023, 0024, 0043)."""
+"""The heads trained when none are named, by the kind of task (docs/decisions/0020, 0023, 0024, 0043, 0045)."""
 
 
 def default_head(kind: str) -> HeadConfig:
@@ -241,6 +243,6 @@ AUXILIARY_HEADS = {
     "span": HeadConfig(BERT_HEAD),
     "tokens": HeadConfig("adapter-skip"),
     "pair": HeadConfig("adapter", token_pooling="max+compare"),
-    "text": HeadConfig(BERT_HEAD),
+    "text": HeadConfig("logistic", layers="last"),
 }
-"""The auxiliary head of fine-tuning when none is named, by the kind of task (docs/decisions/0019)."""
+"""The auxiliary head of fine-tuning when none is named, by the kind of task (docs/decisions/0019, 0045)."""

@@ -10,7 +10,7 @@ from bertvision.encoders import EncoderInfo
 from bertvision.errors import BertVisionError, lookup
 from bertvision.heads import HeadConfig
 from bertvision.inputs import parts_of_batch, with_primary_metric, with_windows
-from bertvision.pipeline.experiment import Experiment, SpanConfig, resolve_fractions
+from bertvision.pipeline.experiment import DECAYING_RATE, Experiment, SpanConfig, resolve_fractions
 from bertvision.pipeline.state_requests import MODES
 from bertvision.states import FORMATS
 from bertvision.tasks import SquadTask, Task
@@ -58,11 +58,8 @@ def resolve(experiment: Experiment, task: Task, encoder: EncoderInfo) -> Pipelin
     if experiment.data.max_tokens > max_tokens:
         logger.info(f"{experiment.encoder} reads at most {max_tokens} tokens; longer inputs are truncated.")
     task, max_tokens = with_windows(task, experiment.data.long_texts, max_tokens)
-    finetuning, head_training = experiment.finetune, experiment.train
-    finetuning_rate = finetuning.learning_rate or encoder.learning_rate or task.learning_rate
+    finetuning, head_training = _finetuning(experiment, task, encoder), experiment.train
     head_rate = head_training.learning_rate or heads.DEFAULT_LEARNING_RATES[task.example_kind]
-    finetuning = replace(finetuning, learning_rate=finetuning_rate, batch_size=finetuning.batch_size or task.batch_size)
-    parts = parts_of_batch(task, finetuning.batch_size, finetuning.gradient_accumulation_steps)
     return PipelineConfig(
         experiment=replace(
             experiment,
@@ -74,12 +71,27 @@ def resolve(experiment: Experiment, task: Task, encoder: EncoderInfo) -> Pipelin
         encoder=encoder,
         heads=tuple(trained),
         auxiliary_head=auxiliary_head,
-        finetuning=replace(finetuning, gradient_accumulation_steps=parts),
+        finetuning=finetuning,
         head_training=replace(
             head_training, learning_rate=head_rate, batch_size=head_training.batch_size or task.batch_size
         ),
         max_tokens=max_tokens,
     )
+
+
+def _finetuning(experiment: Experiment, task: Task, encoder: EncoderInfo) -> TrainingConfig:
+    """Fill in the defaults of fine-tuning. Without a schedule, the length and the kind of task decide on it."""
+    given = experiment.finetune
+    decays = not given.schedule and task.example_kind == "text" and len(experiment.fractions) == 1
+    rate = encoder.learning_rate or task.learning_rate
+    training = replace(
+        given,
+        learning_rate=given.learning_rate or rate * (DECAYING_RATE if decays else 1.0),
+        schedule=given.schedule or ("linear" if decays else "constant"),
+        batch_size=given.batch_size or task.batch_size,
+    )
+    parts = parts_of_batch(task, training.batch_size, training.gradient_accumulation_steps)
+    return replace(training, gradient_accumulation_steps=parts)
 
 
 def _with_span_settings(task: Task, span: SpanConfig) -> Task:

@@ -29,7 +29,7 @@ from bertvision.inputs import (
 )
 from bertvision.near_duplicates import near_repeats, text_groups
 from bertvision.pipeline.config import PipelineConfig, resolve
-from bertvision.pipeline.experiment import SPLITS, DataConfig, Experiment, TrainingConfig
+from bertvision.pipeline.experiment import SPLITS, DataConfig, Experiment, TrainingConfig, resolve_fractions
 from bertvision.pipeline.frozen_cache import FrozenCache
 from bertvision.prediction import evaluation_batches, predict
 from bertvision.states import TokenBatches
@@ -223,8 +223,8 @@ def find_task(experiment: Experiment) -> Task:
 def prepare(experiment: Experiment) -> ExperimentData:
     """Find the task and the encoder of an experiment, fill in its defaults, and load its data."""
     task = find_task(experiment)
-    encoder_info = load_encoder_info(experiment.encoder_at(min(experiment.fractions)))
-    return load_data(resolve(experiment, task, encoder_info))
+    fractions = resolve_fractions(experiment, task.example_kind).fractions
+    return load_data(resolve(experiment, task, load_encoder_info(experiment.encoder_at(min(fractions)))))
 
 
 def load_data(config: PipelineConfig, splits: DataSplits | None = None) -> ExperimentData:

@@ -1,5 +1,6 @@
 """Scores: choose thresholds on validation, score dev, write the run. No other module writes runs."""
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -74,23 +75,51 @@ def ensemble(data: ExperimentData, directory: Path, members: Sequence[Run], meth
 
 
 def best_combination(
-    data: ExperimentData, models: Sequence[Model], predictions: Callable[[Model], Predictions]
+    data: ExperimentData,
+    models: Sequence[Model],
+    predictions: Callable[[Model], Predictions],
+    group: Callable[[Model], str] = lambda model: "",
 ) -> tuple[list[Model], ValidationScore]:
-    """Return the models whose combination has the best validation score, and that score: one model, or several.
+    """Return the models whose combination validation prefers, and its validation score: one model, or several.
 
-    The ensemble begins with the best model, and grows by others, from better to worse, while validation improves.
+    An ensemble begins with the preferred model, and grows by the one that makes it best, while validation improves.
+    Only models of one group are combined.
     """
+    validation = data.validation
 
     def score(members: Sequence[Model]) -> ValidationScore:
-        return validation_score(data, data.validation, _combine(data, [predictions(model) for model in members]))
+        return validation_score(data, validation, _combine(data, [predictions(model) for model in members]))
 
-    singles = sorted(((score([model]), number) for number, model in enumerate(models)), reverse=True)
-    (best, first), *others = singles
-    chosen = [models[first]]
-    for _, number in others:
-        if len(chosen) < MAX_MEMBERS and (larger := score([*chosen, models[number]])) > best:
-            chosen, best = [*chosen, models[number]], larger
-    return chosen, best
+    def grow(candidates: list[Model]) -> tuple[list[Model], ValidationScore]:
+        scores = [score([model]) for model in candidates]
+        first = preferred(scores, len(validation.examples))
+        chosen, best = [candidates[first]], scores[first]
+        others = [model for model in candidates if model is not chosen[0]]
+        while others and len(chosen) < MAX_MEMBERS:
+            larger = [score([*chosen, model]) for model in others]
+            following = preferred([best, *larger], len(validation.examples))
+            if not following:
+                break
+            chosen, best = [*chosen, others.pop(following - 1)], larger[following - 1]
+        return chosen, best
+
+    groups = dict.fromkeys(map(group, models))
+    grown = [grow([model for model in models if group(model) == name]) for name in groups]
+    return grown[preferred([best for _, best in grown], len(validation.examples))]
+
+
+def preferred(scores: Sequence[ValidationScore], rows: int) -> int:
+    """Return the position of the best validation score, the first of equal ones.
+
+    Scores that are less than a standard error below the highest cannot be told from it, so their losses decide.
+    """
+    highest = max(score for score, _ in scores)
+    share = min(max(highest / 100, 0.0), 1.0)
+    error = 100 * math.sqrt(share * (1 - share) / max(1, rows))
+    close = [number for number, (score, _) in enumerate(scores) if score >= highest - error]
+    if all(scores[number][1] == 0 for number in close):  # kinds of tasks without a loss on validation
+        close = [number for number in close if scores[number][0] == highest]
+    return max(close, key=lambda number: (scores[number][1], scores[number][0]))
 
 
 def _combine(data: ExperimentData, predictions: Sequence[Predictions], method: str = METHOD) -> Predictions:

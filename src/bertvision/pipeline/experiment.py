@@ -22,6 +22,12 @@ SPLITS = {"texts": "rows that share text stay on one side", "rows": "row by row"
 PRECISIONS = ("auto", "float32", "bfloat16", "float16")
 
 
+DEFAULT_FRACTIONS = {"text": [1.0], "pair": [0.3, 1.0], "span": [0.3, 1.0], "tokens": [2.0]}
+"""Epochs of fine-tuning when none are named, by the kind of task (docs/decisions/0045)."""
+DECAYING_RATE = 2.0
+"""The peak of a rate that falls to zero, as a multiple of the constant default, so that their means are equal."""
+
+PUBLISHED_FINETUNING = TrainingConfig(schedule="constant")
 PUBLISHED_TRAINING = TrainingConfig(epochs=3.0, patience=2, batch_size=32)
 """How the heads of presets are trained, where a preset has no settings of its own."""
 
@@ -42,9 +48,9 @@ class DataConfig:
     """The fraction of the training rows to use, drawn at random, if there is no limit."""
     validation_fraction: float = 0.1
     """The fraction of the training rows that is held out as the validation split, if there is no validation file."""
-    split: str = "rows"
-    """How validation is split off: "rows": row by row; estimators keep rows with equal texts together. "texts": rows
-    that share text, such as a sentence and its phrases, stay on one side."""
+    split: str = "texts"
+    """How validation is split off: "texts": rows that share text, such as a sentence and its phrases, stay on one side.
+    "rows": row by row; estimators keep rows with equal texts together."""
     split_seed: int = 0
     """The seed of validation and limits. It differs from `seed`, so that all seeds use the same split."""
     max_tokens: int = 0
@@ -104,11 +110,13 @@ class Experiment:
     """A name of `bertvision tasks`, or any name for the user's own data (data.train_file)."""
     encoder: str = "minilm"
     """A name of `bertvision encoders`, a Hub name or a directory. "DIR/{fraction}": given checkpoints."""
-    fractions: list[float] = field(default_factory=lambda: [0.3, 1.0])
-    """Epochs of fine-tuning after which the encoder is saved and scored. 0: the encoder as it is loaded."""
+    fractions: list[float] = field(default_factory=list)
+    """Epochs of fine-tuning after which the encoder is saved and scored. 0: the encoder as it is loaded. Empty: the
+    default of the kind of task (`DEFAULT_FRACTIONS`)."""
     auxiliary_head: str = ""
-    """The head that is fine-tuned along with BERT's own, so that every layer it reads is tuned. "bert-head": BERT's own
-    head alone, as published. Empty: the default of the kind of task."""
+    """The head that is fine-tuned along with BERT's own, so that every layer it reads is tuned. Heads with a solver
+    (`ridge`, `logistic`) are fitted before. "bert-head": BERT's own head alone, as published. Empty: the default of the
+    kind of task."""
     frozen: int = 0
     """The number of lowest layers, embeddings first, that are not fine-tuned."""
     head_fractions: list[float] = field(default_factory=list)
@@ -140,7 +148,9 @@ class Experiment:
     """Whether to use the optimizations for CPUs, such as fast dropout. False: plain PyTorch."""
     data: DataConfig = DataConfig()
     span: SpanConfig = SpanConfig()
-    finetune: TrainingConfig = TrainingConfig(schedule="constant")
+    finetune: TrainingConfig = TrainingConfig(schedule="")
+    """How the encoder is fine-tuned. No schedule: single texts at one fraction have a rate that falls to zero there, at
+    twice the usual peak; everything else has a constant rate."""
     train: TrainingConfig = TrainingConfig(epochs=0.0, patience=3, batch_size=32)
     """How heads are trained. 0 epochs: as many as the number of rows needs (`head_epochs`)."""
 
@@ -171,7 +181,13 @@ def preset(name: str) -> Experiment:
     if not isinstance(name, str):
         raise BertVisionError(f"preset is the name of published settings, got {name!r}.")
     # The paper fine-tunes without an auxiliary head.
-    published = Experiment(auxiliary_head="bert-head", data=DataConfig(split="rows"), train=PUBLISHED_TRAINING)
+    published = Experiment(
+        fractions=[0.3, 1.0],
+        auxiliary_head="bert-head",
+        data=DataConfig(split="rows"),
+        finetune=PUBLISHED_FINETUNING,
+        train=PUBLISHED_TRAINING,
+    )
     return merge(published, lookup(presets(), name, "preset"))
 
 
@@ -222,8 +238,9 @@ def load_several(path: Path | None, name: str = "") -> list[tuple[Experiment, di
 def resolve_fractions(experiment: Experiment, kind: str) -> Experiment:
     """Fill in the fractions at which heads are trained, and add them to those of fine-tuning. `kind` is the task's."""
     default = max if kind == "tokens" else min  # entities need more fine-tuning than classes of whole texts
-    head_fractions = experiment.head_fractions or [default(experiment.fractions)]
-    fractions = sorted({*experiment.fractions, *head_fractions})
+    given = experiment.fractions or experiment.head_fractions or DEFAULT_FRACTIONS[kind]
+    head_fractions = experiment.head_fractions or [default(given)]
+    fractions = sorted({*given, *head_fractions})
     return replace(experiment, head_fractions=head_fractions, fractions=fractions)
 
 
@@ -301,7 +318,8 @@ def _list_of(kind: type, value: Any, name: str) -> list[Any]:
 def check(experiment: Experiment) -> Experiment:
     """Raise an error for values that no step can use. Contradictions between values are found by the steps."""
     for name, optim in (("finetune", experiment.finetune), ("train", experiment.train)):
-        lookup(dict.fromkeys(SCHEDULES), optim.schedule, f"{name}.schedule")
+        if optim.schedule or name == "train":
+            lookup(dict.fromkeys(SCHEDULES), optim.schedule, f"{name}.schedule")
         too_short = optim.epochs < 0 or (optim.epochs == 0 and name == "finetune")
         if too_short or optim.gradient_accumulation_steps < 1 or optim.batch_size < 0 or optim.learning_rate < 0:
             least = "epochs > 0" if name == "finetune" else "epochs >= 0"
@@ -318,7 +336,7 @@ def check(experiment: Experiment) -> Experiment:
         if not 0 <= seed < 2**32:
             raise BertVisionError(f"{name} must lie between 0 and 2**32 - 1, got {seed}.")
     epochs = experiment.fractions + experiment.head_fractions
-    if not experiment.fractions or not all(0 <= fraction < math.inf for fraction in epochs):
+    if not all(0 <= fraction < math.inf for fraction in epochs):
         raise BertVisionError(f"fractions must be epochs, 0 or more, got {experiment.fractions}.")
     if not 0 < experiment.data.validation_fraction < 1:
         raise BertVisionError(

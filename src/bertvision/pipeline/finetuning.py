@@ -1,8 +1,9 @@
 """Fine-tune an encoder for fractions of an epoch, on one or several tasks, and open the checkpoints."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from bertvision import devices, distributed, memory
 from bertvision.computed_states import ComputedStates
+from bertvision.convex import fit_convex, is_convex
 from bertvision.cpu_optimizations import use_cpu_optimizations
 from bertvision.encoders import (
     AUXILIARY_HEAD_FILE,
@@ -37,8 +39,10 @@ from bertvision.files import (
 from bertvision.heads import (
     BERT_HEAD,
     BertHead,
+    build_for_view,
     build_head,
     load_head_weights,
+    required_view,
     set_training_precision,
     upgrade_state_dict,
 )
@@ -55,6 +59,8 @@ from bertvision.types import Batches, StateView
 from bertvision.windowed_encoders import in_windows
 
 SavedModel = EncoderWithHead | TwoHeadModel
+FitAuxiliary = Callable[[nn.Module], None]
+"""Fits an auxiliary head, in place."""
 
 
 @dataclass(frozen=True)
@@ -196,18 +202,40 @@ def _finetune_missing(
     return saved_fractions[-1] if stopped else None
 
 
-def one_task_training(data: ExperimentData, loaded: LoadedEncoder) -> EncoderTraining:
-    """Return the training of BERT, with an auxiliary head unless the experiment has none."""
+def one_task_training(
+    data: ExperimentData, loaded: LoadedEncoder, fit_auxiliary: FitAuxiliary | None = None
+) -> EncoderTraining:
+    """Return the training of BERT, with an auxiliary head unless the experiment has none.
+
+    An auxiliary head with a solver is fitted to the frozen encoder first, by `fit_auxiliary` or to all training rows.
+    """
     model: SavedModel = new_bert(data, loaded)
     config = data.config
     if config.auxiliary_head.name != BERT_HEAD:
         auxiliary_head = build_head(config.auxiliary_head, data.shape(model.encoder))
         auxiliary_head = set_training_precision(data.experiment.precision, auxiliary_head)
         lr_scale = config.head_training.learning_rate / config.finetuning.learning_rate
+        if is_convex(auxiliary_head):
+            (fit_auxiliary or partial(_fit_to_frozen_states, data, model.encoder))(auxiliary_head)
+            lr_scale = 1.0  # it is at its optimum
         model = TwoHeadModel(model, auxiliary_head, lr_scale)
     return EncoderTraining(
         model=model, batches=data.shuffled(config.finetuning), loss=data.task.loss, saved_models=[model]
     )
+
+
+def _fit_to_frozen_states(data: ExperimentData, encoder: Encoder, auxiliary_head: nn.Module) -> None:
+    """Fit a head with a solver to the hidden states of the encoder as it is."""
+    encoder.to(devices.device()).eval()
+    shape = data.shape(encoder)
+    view = required_view([data.config.auxiliary_head], shape)
+    train, validation = (
+        ComputedStates(encoder, data.ordered(split), view, device=devices.device())
+        for split in (data.train, data.validation)
+    )
+    fitted = build_for_view(data.config.auxiliary_head, shape, view)
+    fit_convex(fitted, train, data.task.loss, data.head_training, validation)
+    auxiliary_head.load_state_dict(fitted.state_dict())
 
 
 def _several_tasks(members: Sequence[ExperimentData], loaded: LoadedEncoder) -> EncoderTraining:

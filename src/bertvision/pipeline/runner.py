@@ -20,10 +20,11 @@ from typing import Any
 from bertvision import distributed
 from bertvision.errors import BertVisionError
 from bertvision.files import write_json
+from bertvision.heads import HeadConfig
 from bertvision.inputs import warn_one_answer
 from bertvision.pipeline import cache_keys
 from bertvision.pipeline.data import ExperimentData, prepare
-from bertvision.pipeline.evaluation import METHOD, best_combination, ensemble, evaluate
+from bertvision.pipeline.evaluation import METHOD, best_combination, ensemble, evaluate, preferred
 from bertvision.pipeline.experiment import Experiment, make, merge
 from bertvision.pipeline.finetuning import Checkpoint, CheckpointSet, finetune, finetune_tasks, open_checkpoint
 from bertvision.pipeline.head_training import bert_output, heads_and_controls, outputs_at, train_heads
@@ -38,7 +39,7 @@ class ExperimentResult:
 
     runs: list[Run]
     best: Run
-    """The head, or the ensemble of heads, with the best validation score, at the last fraction with heads."""
+    """The head, or the ensemble of heads, that validation prefers, at the last fraction with heads."""
     file: Path
     """The comparison as JSON."""
 
@@ -83,7 +84,7 @@ def run_data(data: ExperimentData, root: Path, *, start: Run | None = None) -> E
     runs = runs_of(data, checkpoints, with_ensembles=True, start=start)
     trained = [run for run in runs if run.kind in ("head", "control") or is_head_ensemble(run)]
     last = [run for run in trained if run.record.fraction == max(run.record.fraction for run in trained)]
-    best = choose_best(last) if last else max(runs, key=lambda run: run.validation_score)
+    best = choose_best(data, last) if last else max(runs, key=lambda run: run.validation_score)
     result = ExperimentResult(runs, best, cache_keys.results_file(checkpoints.directory, runs))
     warn_one_answer(data.task, best.outcomes(), best.name)
     if distributed.is_main_process():
@@ -123,7 +124,7 @@ def runs_of(
         if with_ensembles and trained:
             runs += head_ensemble(data, checkpoint, trained)
             methods = ["mean"] if data.task.outputs == 1 else data.experiment.ensembles
-            best = choose_best(trained)
+            best = choose_best(data, trained)
             runs += [ensemble(data, checkpoint.directory, [bert, best], method) for method in methods]
     return runs
 
@@ -172,11 +173,16 @@ def evaluate_at(data: ExperimentData, runs: Sequence[Run], checkpoint: Checkpoin
 
 
 def head_ensemble(data: ExperimentData, checkpoint: Checkpoint, runs: Sequence[Run]) -> list[Run]:
-    """Return the ensemble of heads that is best on validation; nothing if a head alone is."""
+    """Return the ensemble of heads that validation prefers; nothing if it prefers a head alone.
+
+    The heads of an ensemble read pairs in the same encoding, so that an answer takes one pass of the encoder.
+    """
     heads = [run for run in runs if run.kind == "head"]
     if not data.experiment.combine_heads or len(heads) < 2:
         return []
-    members, _ = best_combination(data, heads, lambda run: run.predictions("validation"))
+    members, _ = best_combination(
+        data, heads, lambda run: run.predictions("validation"), lambda run: HeadConfig.parse(run.name).encoding
+    )
     return [ensemble(data, checkpoint.directory, members, METHOD)] if len(members) > 1 else []
 
 
@@ -185,10 +191,11 @@ def is_head_ensemble(run: Run) -> bool:
     return run.kind == "ensemble" and all(member.kind == "head" for member in run.members())
 
 
-def choose_best(runs: Sequence[Run]) -> Run:
-    """Return the head or ensemble of heads with the best validation score; a control if there is nothing else."""
-    candidates = [run for run in runs if run.kind != "control"] or list(runs)
-    return max(candidates, key=lambda run: run.validation_score)
+def choose_best(data: ExperimentData, runs: Sequence[Run]) -> Run:
+    """Return the ensemble of heads, if there is one, else the head that validation prefers, else a control."""
+    ensembles = [run for run in runs if is_head_ensemble(run)]
+    candidates = ensembles or [run for run in runs if run.kind != "control"] or list(runs)
+    return candidates[preferred([run.validation_score for run in candidates], len(data.validation.examples))]
 
 
 def experiment_of(run: Run) -> Experiment:

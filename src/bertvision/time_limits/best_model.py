@@ -11,6 +11,7 @@ from torch import nn
 from bertvision.encoders import EncoderWithHead
 from bertvision.errors import BertVisionError
 from bertvision.files import inside, read_json, write_json
+from bertvision.heads import HeadConfig
 from bertvision.pipeline.data import ExperimentData
 from bertvision.pipeline.evaluation import METHOD, best_combination, ensemble, evaluate
 from bertvision.pipeline.finetuning import Checkpoint, CheckpointSet, save_checkpoint
@@ -107,8 +108,13 @@ class BestModel:
 
 def choose(data: ExperimentData, models: Sequence[FittedModel]) -> Candidate:
     """Return the candidate with the best validation score: a model, or an ensemble."""
-    chosen, score = best_combination(data, models, lambda model: model.predictions)
+    chosen, score = best_combination(data, models, lambda model: model.predictions, _encoding)
     return Candidate(models=tuple(chosen), score=score)
+
+
+def _encoding(model: FittedModel) -> str:
+    """Return how a model reads pairs of texts. Models that read them alike answer after one pass of the encoder."""
+    return "cross" if model.output.kind == "bert" else HeadConfig.parse(model.output.name).encoding
 
 
 def _write(data: ExperimentData, model: FittedModel) -> Run:

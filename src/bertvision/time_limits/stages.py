@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from bertvision import devices, memory
-from bertvision.convex import fit_models
+from bertvision.convex import fit_convex, fit_models
 from bertvision.encoders import Encoder, TwoHeadModel
 from bertvision.errors import BertVisionError
 from bertvision.heads import (
@@ -38,6 +38,8 @@ from bertvision.types import HeadShape, StateView
 
 WARMUP = 0.06
 """The share of training in which the learning rate rises."""
+AUXILIARY_ROWS = 1000
+"""Rows that an auxiliary head with a solver is fitted to, at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,9 +61,14 @@ class StageHeads:
 def stage_heads(
     data: ExperimentData, encoder: Encoder, trained: HeadConfig | None = None, layers: str = ""
 ) -> StageHeads:
-    """Return the heads for a kind of examples. `layers` limits those that read all layers."""
+    """Return the heads for a kind of examples. `layers` limits those that read all layers.
+
+    The heads of pairs read both encodings, since there is one of each kind only.
+    """
     kind = data.task.example_kind
-    convex, trained = DEFAULT_HEADS[kind].get("ridge"), trained or default_head(kind)
+    encoding = {"encoding": "both"} if kind == "pair" else {}
+    ridge = DEFAULT_HEADS[kind].get("ridge")
+    convex, trained = ridge and ridge.replace(**encoding), trained or default_head(kind).replace(**encoding)
     if layers:
         convex, trained = (config and _thinner(config, layers) for config in (convex, trained))
     assert trained is not None
@@ -85,6 +92,8 @@ class EncoderStage:
     resident: ResidentStates
     validation: InMemoryStates
     models: list[FittedModel] = field(default_factory=list)
+    auxiliary_weights: dict[str, Tensor] = field(default_factory=dict)
+    """The weights of an auxiliary head that was fitted to the hidden states."""
 
 
 def open_stage(data: ExperimentData, checkpoint: Checkpoint, heads: StageHeads) -> EncoderStage:
@@ -229,15 +238,17 @@ def tune_encoder(
     *,
     epochs: float,
     clock: Clock,
+    frozen: EncoderStage,
     start: Checkpoint | None = None,
     rate_scale: float = 1.0,
     callbacks: Sequence[Callback] = (),
 ) -> Checkpoint:
     """Fine-tune an encoder until the clock ends, or for so many epochs; the learning rate falls to zero at the end.
 
-    With `start`, the training goes on from that checkpoint.
+    An auxiliary head with a solver is fitted to the `frozen` states first. With `start`, the training goes on from that
+    checkpoint.
     """
-    training = one_task_training(data, load(data))
+    training = one_task_training(data, load(data), partial(_fit_auxiliary, data, frozen))
     if start is not None:
         _copy_weights(training.model, start)
     config = timed_training(data.config.finetuning, epochs, clock)
@@ -261,6 +272,17 @@ def tune_encoder(
         steps=before.steps + progress.steps,
     )
     return _in_memory(training.model, directory, record)
+
+
+def _fit_auxiliary(data: ExperimentData, frozen: EncoderStage, auxiliary_head: nn.Module) -> None:
+    """Fit the auxiliary head to the first rows whose states are in memory, or load what was fitted before."""
+    rows = min(len(frozen.resident.states), AUXILIARY_ROWS)
+    if not frozen.auxiliary_weights and rows:
+        head = new_head(data, data.config.auxiliary_head, frozen.heads.shape, frozen.heads.view)
+        batches = frozen.resident.batches(data, data.head_training.batch_size, rows)
+        fit_convex(head, batches, data.task.loss, data.head_training, frozen.validation)
+        frozen.auxiliary_weights = head.state_dict()
+    load_into(auxiliary_head, frozen.auxiliary_weights)
 
 
 def _in_memory(model: nn.Module, directory: Path, record: CheckpointRecord) -> Checkpoint:

@@ -337,6 +337,7 @@ class TimedRun:
             self.directory,
             epochs=stage.epochs if capped else SPARE_EPOCHS * stage.epochs,
             clock=clock.part(clock.left - closing),
+            frozen=self.stages[0],
             start=start,
             rate_scale=FURTHER_RATE if start else 1.0,
             callbacks=[*self.request.callbacks, self.view.callback()],

@@ -26,7 +26,7 @@ class TrainingConfig:
     """Epochs over which the learning rate rises to its peak."""
     schedule: str = "linear"
     """Learning rate after the warm-up: "linear" falls to zero at the end of training. "constant" stays, so that every
-    fraction of an epoch is a point on one curve, however long training goes on."""
+    fraction of an epoch is a point on one curve, however long training goes on. Empty, for fine-tuning: the default."""
     batch_size: int = 0
     """Examples per step; 0: the default of the task."""
     gradient_accumulation_steps: int = 1

@@ -10,7 +10,7 @@ from bertvision.encoders import load_encoder_info
 from bertvision.errors import BertVisionError
 from bertvision.lab.reports.diagnostics import LABELLED_FILE, diagnose
 from bertvision.pipeline import load_data, resolve, run_data
-from bertvision.pipeline.experiment import Experiment
+from bertvision.pipeline.experiment import Experiment, resolve_fractions
 from bertvision.runs import Run
 from bertvision.tasks import TASKS, DataRequest
 
@@ -81,8 +81,8 @@ def run_glue(experiment: Experiment, root: Path) -> GlueResult:
     """
     scores, missing, diagnostics = [], {}, {}
     for name in GLUE_TASKS:
-        own = replace(experiment, task=name)
         task = TASKS[name]
+        own = resolve_fractions(replace(experiment, task=name), task.example_kind)
         try:
             splits = task.load(DataRequest(data_dir=own.data.data_dir, source=own.data.source))
         except BertVisionError as error:

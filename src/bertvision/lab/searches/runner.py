@@ -37,7 +37,7 @@ from bertvision.lab.searches.space import (
 )
 from bertvision.lab.searches.trials import TrialRunner
 from bertvision.pipeline import ExperimentResult, find_task
-from bertvision.pipeline.experiment import Experiment, check, overlay
+from bertvision.pipeline.experiment import Experiment, check, overlay, resolve_fractions
 from bertvision.runs import Run, slug
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -194,8 +194,8 @@ def _base_experiment(experiment: Experiment, target: str) -> Experiment:
     """Return the experiment with the settings that all trials share."""
     if target != "head":
         return experiment
-    fractions = sorted(set(experiment.head_fractions or experiment.fractions))
     kind = find_task(experiment).example_kind
+    fractions = sorted(set(experiment.head_fractions or resolve_fractions(experiment, kind).fractions))
     specs = [str(config) for config in resolve_heads(experiment.heads or CANDIDATES[kind], kind)]
     # Stored hidden states are shared by all processes, and are the ones that best.toml uses.
     mode = "store" if experiment.states == "auto" else experiment.states
