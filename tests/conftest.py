@@ -10,6 +10,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"  # a core for each worker
 
 import gc
+import json
 import logging
 import random
 from collections.abc import Iterator
@@ -190,6 +191,15 @@ def squad_json(articles: int, questions: int, seed: int, impossible: bool = True
             paragraphs.append({"context": context, "qas": qas})
         data.append({"title": f"article {seed}-{a}", "paragraphs": paragraphs})
     return {"version": "v2.0", "data": data}
+
+
+@pytest.fixture(scope="session")
+def squad(tmp_path_factory) -> Path:
+    """A directory with the official files of SQuAD 2.0."""
+    place = tmp_path_factory.mktemp("squad")
+    for split, articles, seed in (("train", 8, 0), ("dev", 3, 1)):
+        (place / f"{split}-v2.0.json").write_text(json.dumps(squad_json(articles, 4, seed)))
+    return place
 
 
 @pytest.fixture(scope="session")
