@@ -24,7 +24,7 @@ demo: .venv/installed
 
 test: .venv/dev lint
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 10 -m "not slow and not alone"
-	$(BIN)/pytest -m "alone and not slow" --durations 10
+	$(BIN)/pytest tests/serving -m "alone and not slow" --durations 10
 
 test-slow: .venv/dev
 	$(BIN)/pytest -m slow --timeout 3600
