@@ -45,9 +45,10 @@ FAMILIES = {
 
 
 LONG_FILES = (
-    "test_crash test_distributed test_shared_searches test_onnx_export test_page test_fuzz test_cli test_report "
-    "test_site test_stores test_searches test_studies test_run test_sklearn_contract test_multitask "
-    "test_plugin test_golden test_estimator_inputs test_core_imports test_span_settings test_convex test_saving"
+    "test_onnx_export test_contract test_cli test_saving test_run test_crash test_distributed test_shared_searches "
+    "test_site test_core_imports test_convex test_run_commands test_http test_estimator_inputs test_golden "
+    "test_training_again test_report test_encoders test_page test_searches test_stores test_multitask test_fuzz "
+    "test_packed_linear test_processes test_damage test_timed_run test_studies test_sklearn_contract"
 ).split()
 """Files whose tests take long. They run first, so that both workers are busy until the end."""
 
