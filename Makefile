@@ -5,7 +5,7 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 COMPILE := ($(BIN)/python -m compileall -q -j 0 .venv/lib src > /dev/null || true)
 
-.PHONY: demo test test-slow bench docs dist lint format clean
+.PHONY: demo test test-parallel test-slow bench docs dist lint format clean
 
 .venv/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
@@ -22,9 +22,13 @@ COMPILE := ($(BIN)/python -m compileall -q -j 0 .venv/lib src > /dev/null || tru
 demo: .venv/installed
 	$(BIN)/bertvision demo
 
-test: .venv/dev lint
+# pyright uses one core for half a minute, so that the checks run beside the tests.
+test: .venv/dev
+	$(MAKE) -j 2 lint test-parallel
+	$(BIN)/pytest tests/serving -m "alone and not slow" --durations 10
+
+test-parallel: .venv/dev
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 10 -m "not slow and not alone"
-	$(BIN)/pytest -m "alone and not slow" --durations 10
 
 test-slow: .venv/dev
 	$(BIN)/pytest -m slow --timeout 3600

@@ -9,6 +9,8 @@ os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"  # a core for each worker
 
+import gc
+import json
 import logging
 import random
 from collections.abc import Iterator
@@ -43,9 +45,10 @@ FAMILIES = {
 
 
 LONG_FILES = (
-    "test_crash test_distributed test_shared_searches test_onnx_export test_page test_fuzz test_cli test_report "
-    "test_site test_stores test_searches test_studies test_run test_sklearn_contract test_multitask "
-    "test_plugin test_golden test_estimator_inputs test_core_imports test_span_settings test_convex test_saving"
+    "test_onnx_export test_contract test_cli test_saving test_run test_crash test_distributed test_shared_searches "
+    "test_site test_core_imports test_convex test_run_commands test_http test_estimator_inputs test_golden "
+    "test_training_again test_report test_encoders test_page test_searches test_stores test_multitask test_fuzz "
+    "test_packed_linear test_processes test_damage test_timed_run test_studies test_sklearn_contract"
 ).split()
 """Files whose tests take long. They run first, so that both workers are busy until the end."""
 
@@ -88,6 +91,13 @@ def save_tiny(directory: Path, family: str = "bert", auto=AutoModel, seed: int =
 def tiny(tmp_path_factory) -> Path:
     """A tiny random BERT on disk."""
     return save_tiny(tmp_path_factory.mktemp("encoders") / "tiny")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_garbage_collection() -> None:
+    """Leave out what is imported from later collections. A run collects several times, which took half of its time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
@@ -182,6 +192,15 @@ def squad_json(articles: int, questions: int, seed: int, impossible: bool = True
             paragraphs.append({"context": context, "qas": qas})
         data.append({"title": f"article {seed}-{a}", "paragraphs": paragraphs})
     return {"version": "v2.0", "data": data}
+
+
+@pytest.fixture(scope="session")
+def squad(tmp_path_factory) -> Path:
+    """A directory with the official files of SQuAD 2.0."""
+    place = tmp_path_factory.mktemp("squad")
+    for split, articles, seed in (("train", 8, 0), ("dev", 3, 1)):
+        (place / f"{split}-v2.0.json").write_text(json.dumps(squad_json(articles, 4, seed)))
+    return place
 
 
 @pytest.fixture(scope="session")

@@ -3,13 +3,13 @@
 import hashlib
 import json
 import random
-import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+
+from forking import ForkedProcess
 
 # A driver, so that even a run of seconds saves its state several times.
 DRIVER = """
@@ -25,8 +25,8 @@ pipeline.run(config.make(**settings), root=root)
 """
 
 
-def start(settings: dict) -> subprocess.Popen:
-    return subprocess.Popen([sys.executable, "-c", DRIVER, json.dumps(settings)], stderr=subprocess.PIPE)
+def start(place: Path, settings: dict) -> ForkedProcess:
+    return ForkedProcess(DRIVER, [json.dumps(settings)], ["bertvision.pipeline"], place / "out", place / "errors")
 
 
 def results(root: Path) -> dict[str, str]:
@@ -46,24 +46,22 @@ def results(root: Path) -> dict[str, str]:
 def kill_and_compare(tmp_path: Path, settings: dict, kills: int, seed: int) -> list[float]:
     """Run undisturbed; run again with kills; compare. Returns when the kills fell, in seconds."""
     calm = tmp_path / "calm"
+    process = start(tmp_path, {**settings, "root": str(calm)})
     began = time.monotonic()
-    process = start({**settings, "root": str(calm)})
-    _, errors = process.communicate()
-    assert process.returncode == 0, errors.decode()
+    assert process.wait() == 0, process.err.read_text()
     whole = time.monotonic() - began
     draw, moments, attempt = random.Random(seed), [], 0
     while len(moments) < 2:  # a machine that is faster than in the undisturbed run leaves no time for kills
         stormy, moments, attempt = tmp_path / f"stormy{attempt}", [], attempt + 1
         while True:
-            process = start({**settings, "root": str(stormy)})
+            process = start(tmp_path, {**settings, "root": str(stormy)})
             moment = draw.uniform(0.15, 0.6) * whole / attempt if len(moments) < kills else None
             try:
-                _, errors = process.communicate(timeout=moment)
-                assert process.returncode == 0, errors.decode()
+                assert process.wait(moment) == 0, process.err.read_text()
                 break
             except subprocess.TimeoutExpired:
-                process.send_signal(signal.SIGKILL)
-                process.communicate()
+                process.kill()
+                process.wait()
                 moments.append(moment)
     expected, found = results(calm), results(stormy)
     assert found.keys() == expected.keys()

@@ -12,19 +12,9 @@ from safetensors.torch import load_file
 
 from bertvision.runs import find_runs
 from conftest import save_tiny
+from forking import ForkedProcess
 
 DRIVER = """
-import json, sys
-from bertvision import pipeline
-from bertvision.pipeline.experiment import make
-from bertvision.cli.logs import log_to_stderr
-root, settings = sys.argv[1], json.loads(sys.argv[2])
-log_to_stderr()
-pipeline.run(make(**settings), root=root)
-"""
-STEPS = 22
-
-WEIGHTED_DRIVER = """
 import atexit, json, os, sys
 from pathlib import Path
 
@@ -32,6 +22,13 @@ from pathlib import Path
 def name_threads():
     names = [Path("/proc/self/task", thread, "comm").read_text().strip() for thread in os.listdir("/proc/self/task")]
     print("threads at exit:", *names, flush=True)
+
+from bertvision import pipeline
+from bertvision.pipeline.experiment import make
+from bertvision.cli.logs import log_to_stderr
+root, settings = sys.argv[1], json.loads(sys.argv[2])
+log_to_stderr()
+pipeline.run(make(**settings), root=root)
 
 import numpy as np
 import torch
@@ -78,17 +75,17 @@ except BertVisionError as error:
 result = {"weights": [p.flatten().tolist() for p in head.parameters()], "stopped": state.stopped}
 result |= {"losses": state.losses, "called": callback.last, "refused": refused}
 index = distributed.process_index()
-with open(f"{sys.argv[1]}-{index}.json", "w") as file:
-    json.dump(result, file)
+Path(root, f"weighted-{index}.json").write_text(json.dumps(result))
 """
+"""Runs an experiment, and then trains a head on rows with weights, in the same group."""
+STEPS = 22
 
 
-def launch(script: list[str], processes: int, launcher: tuple[str, ...] = ()) -> subprocess.CompletedProcess:
-    """Run a script alone, or in a group as its users start one."""
-    group = launcher or ("torch.distributed.run", "--standalone", f"--nproc-per-node={processes}")
-    words = ["-m", *group, *script] if processes > 1 else script
+def launch(words: list[str], launcher: tuple[str, ...]) -> subprocess.CompletedProcess:
+    """Start a group as its users do."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=280, env=environment)
+    words = [sys.executable, "-m", *launcher, *words]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=280, env=environment)
     assert done.returncode == 0, done.stderr
     return done
 
@@ -102,7 +99,7 @@ def calm(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def both(calm, reviews, tmp_path_factory) -> list[Path]:
-    """The same line, alone and in a group of two: fine-tuning, stored states, heads, ensembles.
+    """The same line, alone and in a group of two: fine-tuning, stored states, heads, ensembles; then rows with weights.
 
     86 rows in batches of 5: the last has a single row, so that one of two processes has none.
     """
@@ -123,9 +120,19 @@ def both(calm, reviews, tmp_path_factory) -> list[Path]:
     place = tmp_path_factory.mktemp("group")
     (place / "driver.py").write_text(DRIVER)
     roots = [place / "alone", place / "two"]
-    for processes, root in enumerate(roots, start=1):
-        done = launch([str(place / "driver.py"), str(root), json.dumps(settings)], processes)
-        assert done.stderr.count("86 rows to train on") == 1  # one of them speaks
+    arguments = [[str(root), json.dumps(settings)] for root in roots]
+    environment = {"OMP_NUM_THREADS": "1"}
+    modules = ["bertvision.pipeline", "bertvision.cli.logs"]
+    alone = ForkedProcess(DRIVER, arguments[0], modules, place / "out", place / "errors", environment)
+    two = launch(
+        [str(place / "driver.py"), *arguments[1]], ("torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    )
+    assert alone.wait() == 0, alone.err.read_text()
+    outputs = [(alone.out.read_text(), alone.err.read_text()), (two.stdout, two.stderr)]
+    for processes, (out, errors) in enumerate(outputs, start=1):
+        assert errors.count("86 rows to train on") == 1  # one of them speaks
+        # Threads of the group that outlive it abort the process now and then.
+        assert out.count("threads at exit") == processes and "gloo" not in out
     return roots
 
 
@@ -166,18 +173,15 @@ def test_scores_are_the_same_and_rows_in_order(both):
 
 
 def test_one_process_writes(both):
-    assert len(files(both[0])) == len(files(both[1]))
+    assert len(files(both[1])) == len(files(both[0])) + 1  # the second process writes its result of rows with weights
     assert not [name for name in files(both[1]) if name.endswith(".tmp") or "resume" in name and "lock" not in name]
 
 
-def test_weights_and_callbacks_are_those_of_one_process(tmp_path):
+def test_weights_and_callbacks_are_those_of_one_process(both):
     """Gradients are averaged by weight; only the main process calls callbacks, and both stop at its step."""
-    (tmp_path / "driver.py").write_text(WEIGHTED_DRIVER)
-    for processes in (1, 2):
-        done = launch([str(tmp_path / "driver.py"), str(tmp_path / str(processes))], processes)
-        # Threads of the group that outlive it abort the process now and then.
-        assert done.stdout.count("threads at exit") == processes and "gloo" not in done.stdout
-    alone, first, second = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("1-0", "2-0", "2-1"))
+    alone, first, second = (
+        json.loads((both[group] / f"weighted-{index}.json").read_text()) for group, index in ((0, 0), (1, 0), (1, 1))
+    )
     assert first["weights"] == second["weights"]
     for one, two in zip(alone["weights"], first["weights"], strict=True):
         np.testing.assert_allclose(one, two, atol=1e-6)
@@ -193,6 +197,6 @@ def test_accelerate_launch(calm, reviews, tmp_path):
     words += ["--fractions", "0.5", "--heads", "learned", "--states", "stream", "--json"]
     words += ["--set", "train.epochs=2", "--set", "controls=false"]
     launcher = ("accelerate.commands.launch", "--cpu", "--num_processes=2", "--num_machines=1", "--mixed_precision=no")
-    done = launch(words, 2, (*launcher, "--num_cpu_threads_per_process=1", "--dynamo_backend=no"))
+    done = launch(words, (*launcher, "--num_cpu_threads_per_process=1", "--dynamo_backend=no"))
     rows = json.loads(done.stdout)
     assert [row["kind"] for row in rows] == ["bert", "head", "ensemble"]

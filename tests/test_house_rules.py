@@ -130,3 +130,10 @@ def test_files_that_the_architecture_names_exist():
     files = [str(path.relative_to(ROOT)) for folder in folders for path in folder.rglob("*.*")]
     missing = [name for name in names if not any(f"/{name}" in f"/{file}" for file in files)]
     assert names and missing == []
+
+
+def test_tests_that_need_the_machine_for_themselves_are_those_of_the_server():
+    """`make test` looks for them in tests/serving only, because collecting all tests takes seconds."""
+    tests = ROOT / "tests"
+    marked = [path for path in tests.rglob("test_*.py") if "mark.alone" in path.read_text() and path != Path(__file__)]
+    assert marked and {path.parent for path in marked} == {tests / "serving"}

@@ -1,7 +1,6 @@
 """The example plugin, installed into a directory of its own: it is listed, trains, saves and loads."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -10,11 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from forking import ForkedProcess
+
 END = "\0"
 COMMANDS = """
 import json, sys
+sys.path.insert(0, sys.argv[1])
 from bertvision.cli import main
-for words in json.loads(sys.argv[1]):
+for words in json.loads(sys.argv[2]):
     sys.argv[1:] = words
     try:
         main()
@@ -23,7 +25,7 @@ for words in json.loads(sys.argv[1]):
             raise
     print(end="\\0", flush=True)
 """
-"""Runs several commands in one process, and prints a mark after the output of each."""
+"""Runs several commands in one process that finds a directory, and prints a mark after the output of each."""
 PLUGIN = Path(__file__).parents[1] / "examples" / "plugin"
 
 
@@ -35,14 +37,13 @@ def bertvision(tmp_path_factory):
     shutil.copytree(PLUGIN, source, ignore=shutil.ignore_patterns("build", "*.egg-info"))  # setuptools writes into it
     options = ["--quiet", "--disable-pip-version-check", "--no-deps", "--no-build-isolation", "--no-index"]
     subprocess.run([sys.executable, "-m", "pip", "install", *options, "--target", target, source], check=True)
-    path = os.pathsep.join([str(target), *filter(None, [os.environ.get("PYTHONPATH")])])
 
     def call(*commands: Sequence[str]) -> list[str]:
-        environment = os.environ | {"PYTHONPATH": path}
-        words = [sys.executable, "-c", COMMANDS, json.dumps([[str(word) for word in command] for command in commands])]
-        done = subprocess.run(words, capture_output=True, text=True, env=environment, cwd=directory)
-        assert done.returncode == 0, done.stderr
-        return done.stdout.split(END)[:-1]
+        arguments = [str(target), json.dumps([[str(word) for word in command] for command in commands])]
+        modules = ["bertvision.cli", "bertvision.pipeline", "bertvision.lab"]
+        process = ForkedProcess(COMMANDS, arguments, modules, directory / "out", directory / "errors")
+        assert process.wait() == 0, process.err.read_text()
+        return process.out.read_text().split(END)[:-1]
 
     return call
 

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -21,6 +22,7 @@ from transformers import AutoConfig, AutoModel
 
 from bertvision import HEADS, BertVisionError, Encoder, QuestionAnswerer, TextClassifier, TextRegressor, register_head
 from conftest import SIZES, squad_json, tiny_tokenizer
+from forking import ForkedProcess
 
 QUICKSTART = Path(__file__).parents[2] / "docs" / "quickstart.md"
 
@@ -120,27 +122,28 @@ def test_a_model_is_pushed_to_a_hub(fitted, texts, tmp_path):
     assert "accuracy" in server.files["README.md"].decode()
 
 
-def test_the_ten_lines_of_the_quickstart_serve_a_model(tiny, reviews, tmp_path):
+def test_the_ten_lines_of_the_quickstart_serve_a_model(tiny, reviews, tmp_path, tmp_path_factory):
     blocks = re.findall(r"```py(?:thon)?\n(.*?)```", QUICKSTART.read_text(), re.DOTALL)
     code = "".join(blocks[:2])
     assert len([line for line in code.splitlines() if line.strip()]) <= 10
     (tmp_path / "reviews.csv").write_text(reviews.read_text())
     code = code.replace('"minilm"', repr(str(tiny))).replace("port=8000", "port=0")
-    variables = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONUNBUFFERED": "1"}
-    process = subprocess.Popen(
-        [sys.executable, "-c", code], cwd=tmp_path, env=os.environ | variables, text=True, stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+    variables = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    code = f"import os, sys; os.chdir({str(tmp_path)!r}); sys.stdout.reconfigure(line_buffering=True)\n{code}"
+    modules, output = ["bertvision.estimators", "bertvision.serving.server"], tmp_path_factory.mktemp("output")
+    process = ForkedProcess(code, [], modules, output / "out", output / "errors", variables)
     try:
-        assert process.stdout is not None
-        url = next(match[1] for line in process.stdout if (match := re.search(r"Serving at (http://\S+/)\.", line)))
+        while (match := re.search(r"Serving at (http://\S+)/\.", process.out.read_text())) is None:
+            assert process.poll() is None, process.err.read_text()
+            time.sleep(0.05)
+        url = f"{match[1]}/"
         body = json.dumps({"items": ["a fine film"]}).encode()
         request = urllib.request.Request(f"{url}v1/predict", body, {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=30) as response:
             assert response.status == 200 and b'"label"' in response.read()
     finally:
         process.terminate()
-        process.communicate(timeout=30)
+        process.wait(30)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "model", "reviews.csv"]
 
 

@@ -19,7 +19,7 @@ from bertvision.lab import extraction
 from bertvision.pipeline.experiment import Experiment, make
 from bertvision.runs import Run, find_runs
 from bertvision.types import Predictions
-from conftest import capture_messages, squad_json
+from conftest import capture_messages
 
 TRAIN = {"epochs": 8, "learning_rate": 1e-2, "batch_size": 8}
 FAST = {"fractions": [0.5, 1.0], "head_fractions": [0.5], "train": TRAIN, "finetune": {"learning_rate": 1e-3}}
@@ -201,14 +201,6 @@ def test_pooled_channel_and_rates(reviews, tiny, tmp_path):
     assert best.name == "learned:pooler_output=true" and best.record.head_shape.num_layers == 4
     assert best.metrics.learning_rate in (1e-1, 1e-2, 1e-4)
     assert bertvision.load(best).predict("the film was good")["label"] in ("pos", "neg")
-
-
-@pytest.fixture(scope="module")
-def squad(tmp_path_factory):
-    place = tmp_path_factory.mktemp("squad")
-    for split, articles, seed in (("train", 8, 0), ("dev", 3, 1)):
-        (place / f"{split}-v2.0.json").write_text(json.dumps(squad_json(articles, 4, seed)))
-    return place
 
 
 @pytest.mark.parametrize("task", ["squad2", "squad2-answerable"])

@@ -19,18 +19,10 @@ from bertvision.tasks import TASKS, task_from_dict
 from bertvision.tasks.decoding import decode_spans
 from bertvision.trained_model import load_all
 from bertvision.types import HeadShape, Predictions, call_head
-from conftest import save_tiny, squad_json
+from conftest import save_tiny
 
 SPAN = {"answerability_weight": 0.5, "end_given_start": True}
 HEADS = ["adapter-skip:end_given_start=true,size=4", "question-attention:keys=4,size=4"]
-
-
-@pytest.fixture(scope="module")
-def squad(tmp_path_factory):
-    place = tmp_path_factory.mktemp("squad")
-    for split, articles, seed in (("train", 8, 0), ("dev", 3, 1)):
-        (place / f"{split}-v2.0.json").write_text(json.dumps(squad_json(articles, 4, seed)))
-    return place
 
 
 def experiment(squad, encoder, **more):

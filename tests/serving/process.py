@@ -1,11 +1,7 @@
 """A server in its own process, and a client based on urllib."""
 
 import json
-import os
 import re
-import subprocess
-import sys
-import threading
 import time
 import urllib.error
 import urllib.request
@@ -13,17 +9,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from forking import ForkedProcess
+
+SERVE = "import sys; from bertvision.cli import main; sys.argv[0] = 'bertvision'; main()"
+MODULES = ("bertvision.cli", "bertvision.serving.server", "bertvision.trained_model")
+
 
 class Process:
     """The process of `bertvision serve`, its address and its log."""
 
     def __init__(self, place: Path, *words: object, **environment: str):
         self.log_file = place / "server.log"
-        self._log = open(self.log_file, "w")
-        command = [sys.executable, "-m", "bertvision", "serve", *map(str, words), "--port", "0"]
-        self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=self._log, text=True, env={**os.environ, **environment}
-        )
+        command = ["serve", *map(str, words), "--port", "0"]
+        self.process = ForkedProcess(SERVE, command, MODULES, place / "server.out", self.log_file, environment)
         try:
             self.url = self._address()
             self.wait_ready()
@@ -32,11 +30,10 @@ class Process:
             raise
 
     def _address(self) -> str:
-        assert self.process.stdout
-        for line in self.process.stdout:
-            if found := re.search(r"Serving at (http://\S+)/", line):
-                threading.Thread(target=self.process.stdout.read, daemon=True).start()
+        while self.process.poll() is None:
+            if found := re.search(r"Serving at (http://\S+)/", self.process.out.read_text()):
                 return found[1]
+            time.sleep(0.02)
         raise AssertionError(f"the server did not start: {self.log_file.read_text()}")
 
     def wait_ready(self) -> None:
@@ -75,16 +72,11 @@ class Process:
         return [json.loads(line) for line in self.log_file.read_text().splitlines()]
 
     def stop(self) -> int:
-        if self.process.poll() is None:
-            self.process.terminate()
+        self.process.terminate()
         try:
             return self.process.wait(30)
         finally:
-            if self.process.poll() is None:
-                self.process.kill()
-            if self.process.stdout:
-                self.process.stdout.close()
-            self._log.close()
+            self.process.kill()
 
 
 def lowered(headers) -> dict[str, str]:

@@ -19,8 +19,6 @@ from bertvision.serving.batching import (
 )
 from bertvision.serving.settings import ServerSettings
 
-pytestmark = pytest.mark.alone
-
 
 class SlowEncoder:
     """An encoder with two heads: "sum" returns the sum of a row's tokens, "token" the tokens themselves."""

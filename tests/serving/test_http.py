@@ -14,8 +14,6 @@ from bertvision.trained_model import load_all
 from conftest import WORDS
 from serving.process import serving
 
-pytestmark = pytest.mark.alone
-
 REVIEW = "the film was great and the actor was fine"
 QUESTION = {"question": "who made the tower", "context": "the tower in rome was made at ann . " * 12}
 

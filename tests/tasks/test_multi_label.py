@@ -16,7 +16,7 @@ from bertvision.evaluation_reports import evaluation
 from bertvision.inputs import MultiLabelTask, read_rows, task_from_files, task_from_rows
 from bertvision.inputs.label_lists import find_separator
 from bertvision.inputs.multi_label import choose_thresholds
-from bertvision.tasks import DataRequest, Example, UserFiles, task_from_dict
+from bertvision.tasks import DataRequest, Example, TextTask, UserFiles, task_from_dict
 from bertvision.types import Predictions
 
 from .synthetic import wordpiece
@@ -83,9 +83,11 @@ def test_labels_that_seem_joined_are_recognised(labels, separator):
 
 def test_joined_labels_are_a_question_not_classes(tmp_path):
     path = write_csv(tmp_path / "joined.csv", lambda labels: ";".join(labels) or "new")
-    with pytest.raises(BertVisionError, match=r"seems to hold several labels.*'big;red'.*--label-separator ';'"):
+    message = r"seems to hold several labels per text.*'big;red'.*--label-separator ';'.*--kind classification"
+    with pytest.raises(BertVisionError, match=message):
         file_task(path)
-    assert "big;red" in file_task(path, kind="classification").classes
+    task = file_task(path, kind="classification")
+    assert isinstance(task, TextTask) and "big;red" in task.classes
     with pytest.raises(BertVisionError, match="not classification into one class"):
         file_task(write_lists(tmp_path / "own.jsonl"), kind="classification")
     mixed = tmp_path / "mixed.jsonl"

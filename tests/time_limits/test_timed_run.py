@@ -1,12 +1,8 @@
 """Runs with a time limit, with a tiny encoder. No test compares times, except that limits are not passed by far."""
 
 import json
-import os
 import pickle
 import random
-import signal
-import subprocess
-import sys
 import time
 
 import numpy as np
@@ -16,6 +12,7 @@ from bertvision import BertVisionError, QuestionAnswerer, TextClassifier, TextRe
 from bertvision.time_limits import BEST_FILE, open_best
 from bertvision.training import Callback
 from conftest import review, squad_json
+from forking import ForkedProcess
 
 
 @pytest.fixture(scope="module")
@@ -165,14 +162,14 @@ TextClassifier(sys.argv[1], time_limit=60, cache_dir=sys.argv[2], verbose=0).fit
 
 
 def test_a_killed_run_leaves_its_best_model(tiny, tmp_path):
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    process = subprocess.Popen([sys.executable, "-c", KILLED, str(tiny), str(tmp_path)], env=environment)
+    modules = ["bertvision.estimators", "bertvision.time_limits"]
+    process = ForkedProcess(KILLED, [str(tiny), str(tmp_path)], modules, tmp_path / "out", tmp_path / "errors")
     try:
         deadline = time.monotonic() + 60
         while not (found := list(tmp_path.rglob(BEST_FILE))) and time.monotonic() < deadline:
             time.sleep(0.05)
     finally:
-        process.send_signal(signal.SIGKILL)
+        process.kill()
         process.wait()
     run = open_best(found[0].parent)
     assert trained_model.load(run).predict("a good film")["label"] in ("pos", "neg")

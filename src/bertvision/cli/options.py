@@ -38,7 +38,7 @@ FLAGS: dict[str, tuple[str, type, str]] = {
     ),
     "skip_bad": ("data.skip_bad", bool, "Skip rows without text or label, which are an error otherwise."),
     "class_weight": ("data.class_weight", str, "balanced: weight classes inversely to their frequency."),
-    "time": ("data.time", str, "Column of times: the newest rows are scored and chosen on (default: random rows)."),
+    "time": ("data.time", str, "Column of times: the newest rows become dev and validation (default: random rows)."),
     "groups": ("data.groups", str, "Column of groups, e.g. authors: the rows of a group stay in one split."),
     "limit": ("data.limit", int, "Train on this many rows drawn at random (default: all)."),
     "limit_dev": ("data.limit_dev", int, "Score this many rows drawn at random (default: all)."),

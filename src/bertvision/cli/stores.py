@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 StoreDirectory = Annotated[Path, typer.Argument(help="Directory of a store.")]
 Type = Annotated[str, typer.Option(help="float32, float16, bfloat16, int8 or int4.", show_default=False)]
+Splits = Annotated[str, typer.Option(help="Splits to extract: any of train,validation,dev.")]
 Layers = Annotated[str, typer.Option(help="all, last, last4, every2, 0,6,12 or 2-5; 0 is the embedding output.")]
 Encoding = Annotated[
     str,
@@ -41,9 +42,7 @@ def register(app: typer.Typer) -> None:
 
 def extract(
     experiment: "Experiment",
-    splits: Annotated[
-        str, typer.Option(help="Splits to extract: any of train,validation,dev.")
-    ] = "train,validation,dev",
+    splits: Splits = "train,validation,dev",
     layers: Layers = "all",
     first_token_only: FirstTokenOnly = False,
     pooler_output: PoolerOutput = False,
@@ -67,9 +66,7 @@ def extract(
 
 def estimate(
     experiment: "Experiment",
-    splits: Annotated[
-        str, typer.Option(help="Splits to extract: any of train,validation,dev.")
-    ] = "train,validation,dev",
+    splits: Splits = "train,validation,dev",
     layers: Layers = "all",
     first_token_only: FirstTokenOnly = False,
     pooler_output: PoolerOutput = False,

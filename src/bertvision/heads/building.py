@@ -56,12 +56,12 @@ def training_dtype(models: Iterable[nn.Module]) -> torch.dtype:
 
 
 def build_for_view(config: HeadConfig, shape: HeadShape, view: StateView) -> nn.Module:
-    """Build a head that reads hidden states of which only a view is available."""
+    """Build a head for hidden states that hold only the channels of `view`."""
     return select_from_view(build_head(config, shape), view)
 
 
 def select_from_view(head: nn.Module, view: StateView) -> nn.Module:
-    """Let a head find its layers in hidden states of which only a view is available."""
+    """Adapt the layer selection of a head to hidden states that hold only the channels of `view`."""
     for part in head.modules():
         if isinstance(part, LayerSelect):
             part.select_from(view)

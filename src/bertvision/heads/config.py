@@ -20,9 +20,9 @@ ENCODINGS = {
 }
 
 BERT_HEAD, DEFAULT = "bert-head", "default"
-"""The names of BERT's own kind of head, the control of all others, and of the recommended head of a kind of task."""
+"""The name of BERT's own kind of head, which is the control of all others; the name of the recommended head."""
 
-MAX_SIZE, MAX_MEMBERS = 10**6, 100  # a misspelt number should not fill the memory
+MAX_SIZE, MAX_MEMBERS = 10**6, 100  # limits, so that a mistyped number is an error
 
 OptionValue = str | int | float | bool
 
@@ -127,7 +127,7 @@ class HeadConfig:
         return HeadConfig(self.name, **kept | {"layers": "last"})
 
     def label(self, kind: str) -> str:
-        """Return the name of the head for people: in tables, names of run directories, and served models.
+        """Return the display name of the head, for tables, run directories and served models.
 
         It is "default" for the recommended head, "default:layers=last" for its control. `parse(label, kind)` reads it.
         """

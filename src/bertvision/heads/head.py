@@ -42,7 +42,7 @@ class Head(nn.Module):
         self.layer_pooling = layer_pooling
         self.skip = skip
         features = self._features()
-        pooling = build_token_pooling(token_pooling, shape, features)  # per token too: a misspelt name is an error
+        pooling = build_token_pooling(token_pooling, shape, features)  # always, so that an unknown name is an error
         self.token_pooling: nn.Module = nn.Identity() if shape.per_token else pooling
         reads_cls = isinstance(self.token_pooling, ClsPooling) and not getattr(layer_pooling, "mixes_tokens", False)
         self.input_spec: InputSpec = InputSpec(tokens="cls" if reads_cls else "all")
@@ -52,7 +52,7 @@ class Head(nn.Module):
 
     def forward(self, hidden: Tensor, attention_mask: Tensor, text_ids: Tensor | None = None) -> Tensor:
         """Compute logits. Hidden states (B, L, T, W), mask and text ids (B, T) -> (B, T, C) or (B, C)"""
-        if self.input_spec.tokens == "cls":  # the other tokens would be computed and thrown away
+        if self.input_spec.tokens == "cls":  # the outputs of other tokens would not be used
             hidden, attention_mask, text_ids = hidden[:, :, :1], attention_mask[:, :1], None
         hidden = self.take(hidden)
         with self.products(hidden):
@@ -98,7 +98,7 @@ class Head(nn.Module):
 
 
 class LinearHead(Head):
-    """A linear layer on the pooled states of all layers, which for whole texts a solver of `bertvision.convex` fits."""
+    """A linear layer on the pooled states of all layers. For whole texts, a solver of `bertvision.convex` fits it."""
 
     center: Tensor
 
@@ -108,7 +108,7 @@ class LinearHead(Head):
         self.register_buffer("center", nn.init.zeros_(self.classifier.weight)[0].detach().clone())
 
     def pool_tokens(self, x: Tensor, attention_mask: Tensor, text_ids: Tensor | None) -> Tensor:
-        """Merge the tokens, and subtract the mean of the features, lest large values cancel."""
+        """Merge the tokens, and subtract the mean of the features, for numerical precision."""
         return super().pool_tokens(x, attention_mask, text_ids) - self.center
 
 
@@ -143,7 +143,7 @@ class BertHead(nn.Module):
 
 
 class LayerSelect(nn.Module):
-    """Give a head some of the channels of the hidden states only."""
+    """A head that receives only some channels of the hidden states."""
 
     def __init__(self, head: nn.Module, selection: StateView, available: StateView):
         """`selection`: the channels that the head reads; `available`: those that the hidden states hold."""
@@ -161,7 +161,7 @@ class LayerSelect(nn.Module):
         return input_spec_of(self.head)
 
     def select_from(self, available: StateView) -> None:
-        """Find the selected channels in hidden states that hold these."""
+        """Find the positions of the selected channels among the `available` ones."""
         positions = available.positions(self.selection)
         # A slice is a view; a list of indices copies every state.
         first, last = positions[0], positions[-1]

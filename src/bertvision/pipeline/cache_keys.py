@@ -45,7 +45,7 @@ def finetuning_settings(members: Sequence[ExperimentData], encoder_hash: str) ->
     """Return all that a fine-tuning on one or more tasks depends on. Their hash names its directory."""
     data, experiment = members[0], members[0].experiment
     training = replace(data.config.finetuning, epochs=max(experiment.fractions))
-    if training.schedule != "linear":  # at a constant rate, a longer training passes through the shorter one
+    if training.schedule != "linear":  # with a constant rate, a longer training begins with the steps of a shorter one
         training = replace(training, epochs=0.0)
     settings: dict[str, Any] = {
         "tasks": [

@@ -71,12 +71,12 @@ class DataConfig:
     skip_bad: bool = False
     """Whether rows without text or label are skipped. They are an error otherwise."""
     time: str = ""
-    """A column of times: the newest rows are scored and chosen on, instead of random ones."""
+    """A column of times. The newest rows are used for dev and validation, instead of random rows."""
     groups: str = ""
-    """A column of groups, e.g. authors: the rows of a group are trained on, chosen on or scored on, all of them."""
+    """A column of groups, e.g. authors. All rows of a group are in the same split."""
     class_weight: str = ""
-    """"balanced": training rows have weights, so that all classes count alike; for questions, those with and without an
-    answer. Empty: all rows count alike."""
+    """"balanced": training rows have weights, so that all classes have the same total weight. The classes of questions
+    are those with and without an answer. Empty: all rows have the same weight."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +88,7 @@ class StoreConfig:
     directory: str = ""
     """The directory of stores. Empty: beside the encoder that computed the hidden states."""
     shard_megabytes: float = 128.0
-    """The size of a shard. A shard is written at once; an interrupted shard is computed again."""
+    """The size of a shard. If writing is interrupted, unfinished shards are computed again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,8 +96,8 @@ class SpanConfig:
     """How answers to questions are predicted."""
 
     answerability_weight: float = 0.0
-    """The weight in the loss of an output of its own that says whether there is no answer, e.g. 0.5. It is trained in
-    BERT's own head and in all others. 0: no such output."""
+    """The weight of an extra output in the loss, e.g. 0.5. The output predicts whether a question has no answer. BERT's
+    own head and all other heads have it. 0: no such output."""
     end_given_start: bool = False
     """Whether the end logits of BERT's own head depend on the start. Other heads have an option of this name."""
 

@@ -289,7 +289,7 @@ def _frozen_checkpoint(data: ExperimentData, root: Path) -> CheckpointSet:
 
 
 def frozen_encoder(data: ExperimentData) -> CachedEncoder:
-    """Return the encoder of an experiment from the cache, as its task reads. It must not be changed."""
+    """Return the encoder of an experiment from the cache, with the windows of its task. It must not be changed."""
     assert data.frozen_cache is not None
     key = (data.experiment.encoder, data.experiment.precision, data.experiment.cpu_optimizations, devices.device())
 
@@ -299,7 +299,7 @@ def frozen_encoder(data: ExperimentData) -> CachedEncoder:
         return loaded
 
     cached = data.frozen_cache.encoder(key, load_to_device)
-    return replace(cached, loaded=_as_task_reads(cached.loaded, data))
+    return replace(cached, loaded=_with_task_windows(cached.loaded, data))
 
 
 def _import_checkpoints(data: ExperimentData, root: Path) -> CheckpointSet:
@@ -317,12 +317,12 @@ def _import_checkpoints(data: ExperimentData, root: Path) -> CheckpointSet:
 
 
 def load(data: ExperimentData, name: str = "") -> LoadedEncoder:
-    """Load the encoder that an experiment starts from, or the one called `name`; it reads as the task needs it."""
-    return _as_task_reads(_load_plain(data, name), data)
+    """Load the encoder that an experiment starts from, or the one called `name`, with the windows of the task."""
+    return _with_task_windows(_load_plain(data, name), data)
 
 
-def _as_task_reads(loaded: LoadedEncoder, data: ExperimentData) -> LoadedEncoder:
-    """Return the encoder with the windows of the task, if it has such."""
+def _with_task_windows(loaded: LoadedEncoder, data: ExperimentData) -> LoadedEncoder:
+    """Return the encoder with the windows of the task, if the task has windows."""
     return replace(loaded, encoder=in_windows(loaded.encoder, data.task))
 
 

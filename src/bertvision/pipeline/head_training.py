@@ -199,7 +199,7 @@ def outputs_at(data: ExperimentData, checkpoint: Checkpoint, runs: Sequence[Run]
                 kind="evaluated",
                 directory=cache_keys.evaluated_run(data, run),
                 predictions=predictions[name],
-                # The head took its own training; the hidden states took the fine-tuning of this checkpoint.
+                # The time of the head's own training, and of the fine-tuning of this checkpoint.
                 summary=TrainingSummary(
                     parameters=run.metrics.parameters,
                     seconds=replace(run.metrics.seconds, finetune=checkpoint.seconds),

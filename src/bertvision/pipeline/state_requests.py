@@ -1,4 +1,4 @@
-"""The hidden states of a split from the source that suits: in memory, computed in every epoch, or a store."""
+"""The choice where the hidden states of a split come from: memory, the encoder in every epoch, or a store."""
 
 import logging
 import os
@@ -31,7 +31,7 @@ from bertvision.types import Batch, Batches, StateView
 logger: logging.Logger = logging.getLogger(__name__)
 
 MEMORY = 2 * 1024**3
-"""The size of hidden states that are held in memory. Two cores compute as many in about a minute after a crash."""
+"""The largest size of hidden states held in memory. After a crash, two cores recompute them in about a minute."""
 TRIAL = 3.0
 """The longest measurement of computing hidden states, in seconds."""
 TRIAL_BYTES = 512 * 1024**2

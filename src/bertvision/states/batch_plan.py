@@ -17,9 +17,9 @@ class BatchPlan:
         budget: int = 0,
         chosen: np.ndarray | None = None,
     ):
-        """Shuffle if a `seed` is given; else go from long to short, at most `budget` tokens (with padding) a batch.
+        """Shuffle the rows if a `seed` is given. Otherwise, sort them from long to short.
 
-        With `chosen`, an epoch is these rows alone.
+        Sorted batches hold at most `budget` tokens, including padding. With `chosen`, an epoch has these rows only.
         """
         self.lengths = lengths
         self.batch_size = batch_size

@@ -25,7 +25,7 @@ from bertvision.types import StateView
 
 NAME, VERSION = "bertvision-store", 1
 ALIGN = 64  # rows begin at multiples of this many bytes
-SHARD = 128 * 1024**2  # bytes of a shard, about
+SHARD = 128 * 1024**2  # approximate bytes of a shard
 MAX_LAYERS = 1000
 MAX_TOKENS = 2**24  # of a row
 MOST_SHARDS = 256  # a reader keeps them all open and mapped
@@ -128,7 +128,7 @@ class Layout:
 
 
 def view_to_manifest(view: StateView) -> dict[str, Any]:
-    """Return a view as a manifest holds it: bi-encoded layers are numbered below 0, the last of the encoder is -1."""
+    """Return a view as JSON for a manifest. Bi-encoded layers have negative numbers; the last layer has -1."""
     if view.bi_layers and view.num_layers <= view.bi_layers[-1]:
         raise ValueError("A view of bi-encoded layers can be stored only if its `num_layers` is set.")
     return {
@@ -141,8 +141,9 @@ def view_to_manifest(view: StateView) -> dict[str, Any]:
 def view_from_manifest(layout: Mapping[str, Any], num_layers: int = 0) -> StateView:
     """Read what `view_to_manifest` returned.
 
-    `num_layers`: layers of the encoder. Without it, the smallest number that fits is assumed. That is right if the last
-    cross-encoded or the first bi-encoded layer is stored; and a view converts back to the same manifest in any case.
+    `num_layers` is the number of layers of the encoder. Without it, the smallest number that fits is assumed. This
+    number is correct if the last cross-encoded or the first bi-encoded layer is stored. In every case,
+    `view_to_manifest` returns the same JSON for the view that was read.
     """
     numbers = layout["layers"]
     if (

@@ -19,8 +19,8 @@ NOTHING = Batch(
 class ProcessPartition:
     """Every `of`-th row of each batch, for training; or every `of`-th batch as it is, for predicting.
 
-    A batch with fewer rows than there are processes leaves some of them nothing: they get an empty batch, so that all
-    take the same steps.
+    If a batch has fewer rows than there are processes, some processes get an empty batch, so that all processes take
+    the same number of steps.
     """
 
     def __init__(self, source: Batches, rank: int, of: int, *, whole: bool = False):

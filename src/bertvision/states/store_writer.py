@@ -62,8 +62,9 @@ class WriteOptions:
         batch_size: Rows that are computed at once.
         budget: Tokens, with padding, that are computed at once.
         shard: Target size of a shard in bytes.
-        shared: The processes that train together write the store, each its part of the shards.
-        spread: Has `write_shards` called elsewhere for the shards it is given, and returns when they are written.
+        shared: Whether each of the processes that train together writes a part of the shards.
+        spread: Called with the numbers of the missing shards, instead of writing them here. It must call `write_shards`
+            in other processes, and return when the shards are written.
         label: Text of the progress bar.
     """
 

@@ -38,10 +38,7 @@ class TokenBatches:
         budget: int = 0,
         chosen: np.ndarray | None = None,
     ):
-        """Shuffle if a `seed` is given; else go from long to short, at most `budget` tokens (with padding) a batch.
-
-        With `chosen`, an epoch is these rows alone.
-        """
+        """Create the batches; `seed`, `budget` and `chosen` are those of `BatchPlan`."""
         self.features = features
         self.rows: int = len(features)
         self.pad_ids = pad_ids

@@ -44,7 +44,7 @@ class Checkpointer:
         self.path.unlink(missing_ok=True)
 
     def restore(self, train_states: Mapping[str, TrainState], loop_state: LoopState, first_pending: float) -> None:
-        """Restore a saved state, unless it lies behind a step that is still to be reported (`first_pending`)."""
+        """Restore a saved state, unless it is later than `first_pending`, the first step still to be reported."""
         if not distributed.broadcast_decision(self.path.exists()):
             return
         try:

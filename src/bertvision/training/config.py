@@ -25,15 +25,16 @@ class TrainingConfig:
     warmup_epochs: float = 0.1
     """Epochs over which the learning rate rises to its peak."""
     schedule: str = "linear"
-    """Learning rate after the warm-up: "linear" falls to zero at the end of training. "constant" stays, so that every
-    fraction of an epoch is a point on one curve, however long training goes on. Empty, for fine-tuning: the default."""
+    """Learning rate after the warm-up: "linear" falls to zero at the end of training. "constant" does not change, so
+    that the checkpoint of a fraction does not depend on the length of the training.
+    Empty, for fine-tuning: the default."""
     batch_size: int = 0
     """Examples per step; 0: the default of the task."""
     gradient_accumulation_steps: int = 1
     """Number of parts that a batch is split into to save memory. The gradient is that of the whole batch."""
     weight_decay: float = 0.01
     layer_decay: float = 1.0
-    """For fine-tuning: the learning rate of each layer, as a multiple of that above it (of the top layer: the head)."""
+    """For fine-tuning: the learning rate of a layer, divided by that of the layer above it. The head is the top."""
     max_grad_norm: float = 1.0
     """Gradients are clipped to this norm; 0: no clipping."""
     patience: int = 0

@@ -39,8 +39,8 @@ def fit(
     Args:
         models: The models by name. They are moved to the device and end with the weights of their best epoch.
         batches: The training data.
-        loss: logits, labels and attention mask to the mean loss; also the weights of the rows, where they are given. A
-            model that returns several logits (an ensemble in training) learns from the mean of their losses.
+        loss: Computes the mean loss of logits, labels and attention mask; also takes the weights of the rows, if there
+            are any. For a model that returns several logits (an ensemble in training), the losses are averaged.
         configs: The settings of each model.
         options: Validation, fractions to report, seed, callbacks.
         checkpointer: Saves the state at intervals; an interrupted call resumes from it to the same result.
@@ -93,7 +93,7 @@ class _Loop:
         for fraction in options.fractions:
             step = max(int(fraction > 0), round(fraction * self.steps_per_epoch))
             self.fractions.setdefault(step, []).append(fraction)
-        self.last_step = max([self.last_step, *self.fractions])  # a small fraction of a short epoch is one step
+        self.last_step = max([self.last_step, *self.fractions])  # the smallest fraction is at least one step
 
     @property
     def active(self) -> dict[str, TrainState]:

@@ -28,5 +28,5 @@ def build_optimizer(model: nn.Module, learning_rate: float, weight_decay: float,
 
 
 def build_grad_scaler(enabled: bool) -> torch.amp.GradScaler:  # pyright: ignore[reportPrivateImportUsage]
-    """Return a scaler of the loss, so that float16 keeps small gradients; disabled, it passes everything through."""
+    """Return a scaler of the loss, so that float16 keeps small gradients. If it is disabled, it changes nothing."""
     return torch.amp.GradScaler(devices.device().type, enabled=enabled)  # pyright: ignore[reportPrivateImportUsage]

@@ -143,12 +143,8 @@ def test_bert_is_searched_with_the_same_budget(experiment, tmp_path):
 
 
 @pytest.mark.slow
-def test_spans(tiny, tmp_path):
-    from conftest import squad_json
-
-    for split, articles, seed in (("train", 8, 0), ("dev", 3, 1)):
-        (tmp_path / f"{split}-v2.0.json").write_text(json.dumps(squad_json(articles, 4, seed)))
-    made = make(task="squad2", data_dir=str(tmp_path), encoder=str(tiny), max_tokens=32, **QUICK)
+def test_spans(tiny, squad, tmp_path):
+    made = make(task="squad2", data_dir=str(squad), encoder=str(tiny), max_tokens=32, **QUICK)
     found = search(made, trials=3, space=SPACE, root=tmp_path / "runs")
     assert all("token_pooling" not in row["params"] for row in found.history)
     assert found.runs[0].validation_score[0] == pytest.approx(found.validation)

@@ -1,9 +1,6 @@
 """Real processes on one study: side by side, and killed with SIGKILL; no trial is done twice or lost."""
 
 import json
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -11,6 +8,7 @@ import optuna
 
 from bertvision.lab import search
 from bertvision.pipeline.experiment import make
+from forking import ForkedProcess
 
 SPACE = ["epochs=[3,10]"]
 TRIALS = 8
@@ -37,18 +35,16 @@ print(json.dumps({"validation": found.validation, "score": found.runs[0].primary
 """
 
 
-def start(root: Path, log: Path, experiment: dict, pause: float, **more) -> subprocess.Popen:
+def start(root: Path, log: Path, experiment: dict, pause: float, **more) -> ForkedProcess:
     settings = {"experiment": experiment, "root": str(root), "log": str(log), "pause": pause, "trials": TRIALS}
     settings |= {"space": SPACE} | more
-    return subprocess.Popen(
-        [sys.executable, "-c", DRIVER, json.dumps(settings)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    modules = ("bertvision.lab.searches.runner", "bertvision.pipeline", "optuna", "sqlalchemy.dialects.sqlite")
+    return ForkedProcess(DRIVER, [json.dumps(settings)], modules, log.with_suffix(".out"), log.with_suffix(".errors"))
 
 
-def result(process: subprocess.Popen) -> dict:
-    out, err = process.communicate(timeout=200)
-    assert process.returncode == 0, err
-    return json.loads(out)
+def result(process: ForkedProcess) -> dict:
+    assert process.wait(200) == 0, process.err.read_text()
+    return json.loads(process.out.read_text())
 
 
 def settings(tiny, reviews) -> dict:
@@ -88,10 +84,10 @@ def test_killed_and_resumed_without_losing_finished_trials(tiny, reviews, tmp_pa
         process = start(tmp_path / "runs", log, settings(tiny, reviews), 0.5, trials_per_batch=2, storage=url)
         until = time.monotonic() + 100
         while (len(log.read_text().splitlines()) if log.exists() else 0) < kill_after:
-            assert process.poll() is None and time.monotonic() < until, process.stderr and process.stderr.read()
+            assert process.poll() is None and time.monotonic() < until, process.err.read_text()
             time.sleep(0.02)
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
+        process.kill()
+        process.wait()
         now = finished(url)
         assert known.items() <= now.items() and len(now) < TRIALS
         known = now
