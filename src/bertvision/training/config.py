@@ -26,8 +26,7 @@ class TrainingConfig:
     """Epochs over which the learning rate rises to its peak."""
     schedule: str = "linear"
     """Learning rate after the warm-up: "linear" falls to zero at the end of training. "constant" does not change, so
-    that the checkpoint of a fraction does not depend on the length of the training.
-    Empty, for fine-tuning: the default."""
+    that the checkpoint of a fraction does not depend on the length of the training. Empty: the default."""
     batch_size: int = 0
     """Examples per step; 0: the default of the task."""
     gradient_accumulation_steps: int = 1
