@@ -1,5 +1,6 @@
 """Encoders and hidden states that all estimators of a process share, and predictions with them."""
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 from bertvision import devices
@@ -38,8 +39,8 @@ def load_model(
         pool.loaded[weights, scoring_precision(first)] = TorchEncoder(encoder, weights)
         return TrainedModel(run, pool, info)
     cached = cache.last_encoder
-    if cached is not None and cached.weights_hash == run.record.encoder_hash:
-        pool.loaded[cached.weights_hash, scoring_precision(run)] = TorchEncoder(
+    if cached is not None and cached.weights_hash == first.record.encoder_hash:
+        pool.loaded[cached.weights_hash, scoring_precision(first)] = TorchEncoder(
             cached.loaded.encoder, cached.weights_hash
         )
     return TrainedModel(run, pool, info)
@@ -52,15 +53,25 @@ def logits(model: TrainedModel, features: Features, cache: FrozenCache = CACHE) 
     is_torch = all(isinstance(head.shared_encoder, TorchEncoder) for head in model.attached_heads)
     if model.run.record.fraction > 0 or num_bytes > cache.max_bytes // 2 or not is_torch:
         return model.logits(features)
-    return model.combine_members({head: _logits(model, head, features, cache) for head in model.attached_heads})
+    groups: dict[tuple[int, bool], list[AttachedHead]] = {}
+    for head in model.attached_heads:
+        encoder = head.shared_encoder
+        assert isinstance(encoder, TorchEncoder)
+        groups.setdefault((id(encoder), uses_bi_encoding(encoder.heads[head.head])), []).append(head)
+    predictions: dict[AttachedHead, Predictions] = {}
+    for (_, bi_encoding), heads in groups.items():
+        predictions |= _logits(model, heads, bi_encoding, features, cache)
+    return model.combine_members(predictions)
 
 
-def _logits(model: TrainedModel, attached: AttachedHead, features: Features, cache: FrozenCache) -> Predictions:
-    encoder = attached.shared_encoder
+def _logits(
+    model: TrainedModel, attached: Sequence[AttachedHead], bi_encoding: bool, features: Features, cache: FrozenCache
+) -> dict[AttachedHead, Predictions]:
+    """Return the logits of heads that read the same hidden states."""
+    encoder = attached[0].shared_encoder
     assert isinstance(encoder, TorchEncoder)
-    head = encoder.heads[attached.head]
     num_layers, device = encoder.encoder.num_layers, devices.device()
-    view = full_view(num_layers, bi_encoding=uses_bi_encoding(head))
+    view = full_view(num_layers, bi_encoding=bi_encoding)
     token_bytes = num_layers * encoder.encoder.hidden_size * 4
     tokens = evaluation_batches(features, model.pad_ids, token_bytes, device.type)
     source = ComputedStates(encoder.encoder, tokens, view, device=device)
@@ -73,4 +84,6 @@ def _logits(model: TrainedModel, attached: AttachedHead, features: Features, cac
     )
     states = InMemoryStates(cache.read(source, identity), rows, tokens.plan)
     offsets = features.offsets if model.task.per_token else None
-    return predict({"model": head}, states, features.ids, offsets, label="predict")["model"]
+    heads = {head.head: encoder.heads[head.head] for head in attached}
+    predictions = predict(heads, states, features.ids, offsets, label="predict")
+    return {head: predictions[head.head] for head in attached}
