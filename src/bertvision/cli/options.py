@@ -50,7 +50,11 @@ FLAGS: dict[str, tuple[str, type, str]] = {
     ),
     "encoder": ("encoder", str, "Short name of `bertvision encoders`, Hub name, or directory (default: minilm)."),
     "fractions": ("fractions", str, "Epochs of fine-tuning after which the encoder is scored (default: 0.3,1)."),
-    "heads": ("heads", str, "Heads to train: 'learned,adapter:size=64', 'adapter*' or all (default: learned,default)."),
+    "heads": (
+        "heads",
+        str,
+        "Heads to train: 'learned,adapter:size=64', 'adapter*' or all (default: depends on the task).",
+    ),
     "at": (
         "head_fractions",
         str,
