@@ -96,6 +96,15 @@ def test_fit_is_deterministic_and_ignores_constant_features(solver):
 
 
 @pytest.mark.parametrize("solver", CONVEX)
+def test_rows_that_are_all_alike_can_be_fitted(solver):
+    train = PooledRows(features=torch.ones(2, 8), labels=torch.tensor([0, 1]))
+    fitted = fit_linear(train, train, zero(8, 2), solver, loss)
+    assert fitted.weight.isfinite().all() and fitted(train.features).isfinite().all()
+    one = PooledRows(features=torch.randn(1, 8), labels=torch.tensor([1]))
+    assert fit_linear(one, train, zero(8, 2), solver, loss).weight.isfinite().all()
+
+
+@pytest.mark.parametrize("solver", CONVEX)
 def test_weight_2_counts_as_two_rows(solver):
     train, held_out = rows(40, 6), rows(60, 6, seed=1)
     twice = PooledRows(features=train.features.repeat(2, 1)[:50], labels=train.labels.repeat(2)[:50])

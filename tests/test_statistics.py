@@ -50,6 +50,14 @@ def test_interval_covers_the_truth_as_often_as_it_says():
     assert 0.90 <= held / 200 <= 0.99
 
 
+@pytest.mark.parametrize("rows", [1, 60, 3_001])
+def test_intervals_of_means_are_those_of_the_same_samples_drawn_one_by_one(rows, monkeypatch):
+    outcomes = guesses(np.random.default_rng(3), rows, 0.7)
+    at_once = interval(RTE, [outcomes], resamples=200)
+    monkeypatch.setattr(type(RTE), "mean_outcomes", lambda self, outcomes, metric: None)
+    assert interval(RTE, [outcomes], resamples=200) == pytest.approx(at_once, abs=1e-9)
+
+
 def test_interval_of_seeds_is_wider_when_seeds_differ():
     random = np.random.default_rng(2)
     alike = [guesses(random, 400, 0.7)] * 3

@@ -297,7 +297,8 @@ def solve_ridge(train: PooledRows, pull: LinearMap, loss: Loss, strengths: Seque
     gram = x @ x.t() if dual else x.t() @ x
     right = y if dual else x.t() @ y
     diagonal = gram.diagonal().clone()
-    mean = diagonal[diagonal > 1e-6 * diagonal.max()].mean()  # features that do not vary are 0
+    varying = diagonal[diagonal > 1e-6 * diagonal.max()]  # features that do not vary are 0
+    mean = varying.mean() if len(varying) else 1.0
     for strength in strengths:
         gram.diagonal().copy_(diagonal + strength * mean)
         solution = torch.cholesky_solve(right, torch.linalg.cholesky(gram))

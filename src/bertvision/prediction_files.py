@@ -82,7 +82,8 @@ class FilePredictionSummary:
 def open_input(path: str | Path, task: Task, *, text: str = "", text_pair: str = "") -> Iterator[InputFile]:
     """Open a CSV, TSV, JSONL, Parquet, text, SQuAD or CoNLL file, or "-" for standard input.
 
-    Standard input contains JSON lines or plain text, one item per line; the first line determines which.
+    Standard input contains JSON lines, CSV with a header, or plain text, one item per line; the first line determines
+    which. It is a header if it names the columns of the texts.
 
     Args:
         path: The file.
@@ -160,6 +161,13 @@ class TextColumns:
             return others[0]
         flag = "--text" if position == 0 else "--text-pair"
         raise BertVisionError(f"{self.source} has no column {expected[0]!r}. Choose one with {flag}. It has: {listed}.")
+
+    def in_header(self, line: str) -> bool:
+        """Return whether a line is the header of a CSV file: columns were named, or it has those of the model."""
+        if any(self.given):
+            return True
+        fields = {field.strip('\ufeff"\r\n').lower() for field in line.split(csv_delimiter(line))}
+        return all({self.trained[n].lower(), self.names[n].lower()} & fields for n in range(len(self.names)))
 
     def row(self, line: int, values: dict[str, Any], texts: Sequence[str]) -> InputRow:
         """Return the row whose texts are in the columns `texts`."""
@@ -267,7 +275,7 @@ def table_rows(objects: Iterator[dict[str, Any]], columns: TextColumns) -> Itera
 
 
 def _sniff(lines: Iterator[tuple[int, str]], columns: TextColumns) -> tuple[str, Iterator[InputRow]]:
-    """Read lines as JSON if the first one is a JSON object, list or text, else as plain text."""
+    """Read lines as JSON if the first is a JSON object, list or text, as CSV if it is a header, else as plain text."""
     first = next(lines, None)
     if first is None:
         raise BertVisionError("Standard input is empty.")
@@ -276,6 +284,8 @@ def _sniff(lines: Iterator[tuple[int, str]], columns: TextColumns) -> tuple[str,
     except ValueError:
         is_json = False
     lines = chain([first], lines)
+    if not is_json and columns.in_header(first[1]):
+        return "csv", csv_rows(lines, columns)
     return "jsonl", json_rows(lines, columns) if is_json else text_rows(lines, columns)
 
 

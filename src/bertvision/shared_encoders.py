@@ -16,6 +16,7 @@ from bertvision.errors import BertVisionError
 from bertvision.files import load_tensors
 from bertvision.heads import (
     BERT_HEAD,
+    HEADS,
     BertHead,
     HeadConfig,
     LayerSelect,
@@ -25,6 +26,7 @@ from bertvision.heads import (
     select_layers,
     upgrade_state_dict,
 )
+from bertvision.heads.legacy import HEADS as FORMER_NAMES
 from bertvision.records import check_head_size
 from bertvision.runs import Run
 from bertvision.types import HeadShape, StateView, call_head
@@ -176,7 +178,7 @@ class EncoderPool:
         shared_encoder, name = self._shared_encoder(run), str(run.directory.resolve())
         if name not in shared_encoder.heads:
             shape = run.record.head_shape
-            config = HeadConfig.parse(run.name)
+            config = _head_config(run)
             weights, encoder = run.weights(), shared_encoder.encoder
             if (shape.num_layers, shape.hidden_size) != (encoder.num_layers, encoder.hidden_size):
                 raise BertVisionError(f"{run.directory} is damaged: its head has other dimensions than its encoder.")
@@ -225,6 +227,20 @@ class EncoderPool:
         return last.eval().requires_grad_(False)
 
 
+def _head_config(run: Run) -> HeadConfig:
+    """Return the configuration of the head of a run. A head of a package that is missing here is an error."""
+    try:
+        return HeadConfig.parse(run.name)
+    except BertVisionError as error:
+        name = run.name.partition(":")[0]
+        if name in HEADS or name in FORMER_NAMES:
+            raise
+        raise BertVisionError(
+            f"{run.directory} has the head {name!r}, which is not registered here. Install the package that it comes "
+            f"from, or register it with `register_head({name!r})` before the model is loaded."
+        ) from error
+
+
 def load_bert_head(shape: HeadShape, path: Path) -> BertHead:
     """Read BERT's own head from a file."""
     weights = load_tensors(path, "file of BERT's own head")[0]
@@ -264,7 +280,7 @@ def layers_read(run: Run) -> dict[str, Any]:
     num_layers = run.record.head_shape.num_layers
     if run.kind == "bert":
         return _layers_read(num_layers, [num_layers - 1])
-    config = HeadConfig.parse(run.name)
+    config = _head_config(run)
     layers = [num_layers - 1] if config.name == BERT_HEAD else select_layers(config.layers, num_layers)
     weights = None
     for key, value in upgrade_state_dict(run.weights()).items():

@@ -13,6 +13,8 @@ from bertvision.errors import BertVisionError
 from bertvision.tasks import Task
 
 RESAMPLES = 1000
+MAX_SAMPLED = 2**18
+"""Values that are drawn at once, to bound the memory."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +66,7 @@ def interval(
         seed: Seed of the random number generator.
     """
     if len(outcomes) == 1 and (values := task.mean_outcomes(outcomes[0], key or task.primary)) is not None:
-        random = np.random.default_rng(seed)
-        samples = (rows for _, rows in _bootstrap_samples(1, len(values), resamples, random))
-        return _percentiles([float(values[rows].mean()) for rows in samples])
+        return _percentiles(_resampled_means(values, resamples, np.random.default_rng(seed)))
     means = (
         _mean_score(task, [outcomes[index] for index in seeds], rows, key or task.primary)
         for seeds, rows in _bootstrap_samples(len(outcomes), len(outcomes[0]), resamples, np.random.default_rng(seed))
@@ -133,6 +133,16 @@ def _bootstrap_samples(
     for _ in range(resamples):
         sampled_seeds = random.integers(0, seeds, seeds) if seeds > 1 else np.zeros(1, dtype=int)
         yield sampled_seeds, random.integers(0, rows, rows)
+
+
+def _resampled_means(values: np.ndarray, resamples: int, random: np.random.Generator) -> np.ndarray:
+    """Return the mean of each bootstrap sample of some values. The samples are those of `_bootstrap_samples`."""
+    means = np.empty(resamples)
+    at_once = max(1, MAX_SAMPLED // max(1, len(values)))
+    for start in range(0, resamples, at_once):
+        count = min(at_once, resamples - start)
+        means[start : start + count] = values[random.integers(0, len(values), (count, len(values)))].mean(axis=1)
+    return means
 
 
 def _mean_score(task: Task, outcomes: Sequence[np.ndarray], rows: np.ndarray | slice, key: str) -> float | None:

@@ -143,6 +143,13 @@ def test_standard_input_and_output(cli, result, model, monkeypatch):
         assert code == 0 and [json.loads(line)["label"] for line in out.splitlines()] == [
             answer["label"] for answer in model.predict(["ann", "rome"])
         ]
+    for text, options in (('id,text\n1,ann\n2,"rome"\n', []), ("title;body\nx;ann\ny;rome\n", ["--text", "body"])):
+        monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+        code, out, _ = cli("predict", result.best.directory, "--file", "-", "--output", "-", *options)
+        rows = list(csv.DictReader(out.splitlines()))
+        assert code == 0 and [row["label"] for row in rows] == [row["label"] for row in model.predict(["ann", "rome"])]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("ann, the text of rome\n"))
+    assert cli("predict", result.best.directory, "--file", "-")[1].count("\n") == 1  # plain text
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))
     code, _, err = cli("predict", result.best.directory, "--file", "-")
     assert code == 1 and "Standard input is empty" in err

@@ -218,6 +218,8 @@ def test_an_own_head_is_used_by_its_name(fast, texts, labels, tmp_path):
     finally:
         HEADS.unregister("mean-of-all")
         HEADS.unregister("too-narrow")
+    with pytest.raises(BertVisionError, match="has the head 'mean-of-all', which is not registered here. Install the"):
+        TextClassifier.from_pretrained(tmp_path / "model")
     with pytest.raises(BertVisionError, match="register_head"):
         TextClassifier(**fast | {"head": MeanOfAll}).fit(texts, labels)
 

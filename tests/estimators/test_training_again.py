@@ -43,6 +43,13 @@ def test_without_fine_tuning_no_copy_of_a_named_encoder_is_kept(fast, tiny, revi
     assert answers[0]["label"] in ("pos", "neg")
 
 
+def test_very_few_rows(fast, texts, labels):
+    classifier = TextClassifier(**fast | {"head": "auto"}).fit(["good film", "awful film"], ["pos", "neg"])
+    assert classifier.predict(["good film"]).shape == (1,)
+    with pytest.raises(BertVisionError, match="1 row.s. cannot be split .* Give two or more rows"):
+        classifier.partial_fit(["good film"], ["pos"])
+
+
 @pytest.mark.parametrize("method", ["partial_fit", "warm_start", "fit"])
 def test_training_continues_with_the_same_encoder(fast, texts, labels, method):
     classifier = TextClassifier(**fast | {"fraction": 0.5, "head": "default"}).fit(texts[:36], labels[:36])

@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from bertvision import TextClassifier
+from bertvision import TextClassifier, shared_encoders
 from bertvision.computed_states import ComputedStates
+from bertvision.encoders import load_encoder
 from bertvision.estimators import cached_states
+from bertvision.pipeline import frozen_cache, runner
 from bertvision.pipeline.frozen_cache import FrozenCache, full_view, row_keys
 from bertvision.states import TokenBatches
 from bertvision.tasks import Example, TextTask
@@ -16,8 +18,6 @@ TEXTS = ["the film was good", "the plot was awful music scene poor", "bad film",
 
 @pytest.fixture
 def source(tiny):
-    from bertvision.encoders import load_encoder
-
     loaded = load_encoder(str(tiny))
     task = TextTask(name="t", summary="", texts=("text",), classes=("a", "b"), metrics=("accuracy",))
     examples = [Example(id=str(i), texts=(text,), label=0) for i, text in enumerate(TEXTS)]
@@ -68,3 +68,26 @@ def test_a_second_fit_reads_only_new_texts(tiny, tmp_path):
     expected = full.predict_proba(texts)
     cached_states.CACHE.clear()
     np.testing.assert_allclose(full.predict_proba(texts), expected, atol=1e-5)
+
+
+def test_a_combination_of_heads_uses_the_encoder_and_the_states_in_the_cache(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "best_combination", lambda data, models, predictions: (list(models), (0.0, 0.0)))
+    monkeypatch.setattr(runner, "choose_best", lambda runs: max(runs, key=lambda run: len(run.members())))
+    cached_states.CACHE.clear()
+    loaded = []
+    monkeypatch.setattr(
+        shared_encoders, "load_encoder", lambda *arguments: loaded.append(arguments) or load_encoder(*arguments)
+    )
+    settings = {"encoder": str(tiny), "fraction": 0, "verbose": 0, "settings": {"train.epochs": 1}}
+    texts = [f"{text} {i}" for i, text in enumerate(TEXTS * 8)]
+    classifier = TextClassifier(**settings, cache_dir=tmp_path).fit(texts, [0, 1, 1, 0, 1] * 8)
+    assert len(classifier.model_.attached_heads) == 3 and not loaded
+    keys, passes = row_keys, []
+    monkeypatch.setattr(frozen_cache, "row_keys", lambda *arguments: passes.append(1) or keys(*arguments))
+    probabilities = classifier.predict_proba(texts)
+    assert len(passes) == 1  # for all three heads
+    features = classifier.model_.encode(texts)
+    expected = classifier.model_.logits(features).logits
+    cached = cached_states.logits(classifier.model_, features).logits
+    np.testing.assert_allclose(cached, expected, atol=1e-4)
+    assert probabilities.shape == (40, 2)

@@ -60,14 +60,14 @@ def test_rows_of_the_comparison(finished):
 
 
 def test_fine_tuning_goes_through_a_head(tiny, reviews, tmp_path):
-    """Beside BERT's own: pairs by default, single texts if told so; each way is another fine-tuning."""
+    """Beside BERT's own; each way is another fine-tuning."""
     found = {}
-    for auxiliary_head in ("", "last", "adapter:token_pooling=max", "learned:token_pooling=mean"):
+    for auxiliary_head in ("bert-head", "last", "adapter:token_pooling=max", "learned:token_pooling=mean"):
         experiment = make(train_file=str(reviews), encoder=str(tiny), fractions=[0.5], auxiliary_head=auxiliary_head)
         data = pipeline.prepare(experiment)
         checkpoints = pipeline.finetune(data, tmp_path)
         found[auxiliary_head] = pipeline.open_checkpoint(data, checkpoints, 0.5)
-    assert found.pop("").directory == found["last"].directory
+    assert found.pop("bert-head").directory == found["last"].directory
     assert found["last"].auxiliary_head is None and found["learned:token_pooling=mean"].auxiliary_head is not None
     kept = found["adapter:token_pooling=max"].auxiliary_head
     assert kept is not None and kept(torch.randn(2, 4, 5, 32), torch.ones(2, 5, dtype=torch.bool)).shape == (2, 2)

@@ -40,8 +40,8 @@ def predict(
     file: Annotated[
         str,
         typer.Option(
-            help="Predict every row of a CSV, TSV, JSONL, Parquet, text or CoNLL file; - reads JSON lines or plain "
-            "text from standard input.",
+            help="Predict every row of a CSV, TSV, JSONL, Parquet, text or CoNLL file; - reads JSON lines, CSV "
+            "with a header, or plain text from standard input.",
             show_default=False,
         ),
     ] = "",

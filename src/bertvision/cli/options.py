@@ -49,12 +49,12 @@ FLAGS: dict[str, tuple[str, type, str]] = {
         "Longer texts: truncate (with a notice), or windows: overlapping windows of max_tokens, pooled by the head.",
     ),
     "encoder": ("encoder", str, "Short name of `bertvision encoders`, Hub name, or directory (default: minilm)."),
-    "fractions": (
-        "fractions",
+    "fractions": ("fractions", str, "Epochs of fine-tuning after which the encoder is scored (default: by task)."),
+    "heads": (
+        "heads",
         str,
-        "Epochs of fine-tuning after which the encoder is scored (default: by task).",
+        "Heads to train: 'learned,adapter:size=64', 'adapter*' or all (default: depends on the task).",
     ),
-    "heads": ("heads", str, "Heads to train: 'learned,adapter:size=64', 'adapter*' or all (default: learned,default)."),
     "at": (
         "head_fractions",
         str,

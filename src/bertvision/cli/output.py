@@ -170,8 +170,9 @@ def print_comparison(rows: Sequence[dict[str, Any]], task_kind: str) -> None:
 
 def print_scores(scores: dict[str, Any]) -> None:
     """Print scores, one in a line."""
+    width = max([24, *map(len, scores)])
     for key, value in scores.items():
-        print(f"{key:24} {value:,.2f}" if isinstance(value, float) else f"{key:24} {value:,}")
+        print(f"{key:{width}} {value:,.2f}" if isinstance(value, float) else f"{key:{width}} {value:,}")
 
 
 def print_evaluation(evaluation: "Evaluation") -> None:

@@ -1,6 +1,7 @@
 """Parts of models: the bare encoder, the adapters of peft, the head, and modules that are not from transformers."""
 
 import inspect
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,6 +44,11 @@ def model_body(model: Any) -> Any:
     if not isinstance(model, transformers.PreTrainedModel):
         if isinstance(model, nn.Module) and hasattr(model, "num_layers") and hasattr(model, "hidden_size"):
             return ModuleAdapter(model)
+        if isinstance(model, str | os.PathLike):
+            raise BertVisionError(
+                f"Encoder takes a loaded model and its tokenizer, got the name {os.fspath(model)!r}. "
+                f"Encoder.from_pretrained({os.fspath(model)!r}) loads an encoder by its name or directory."
+            )
         raise BertVisionError(
             f"An encoder is a model of transformers, or an nn.Module with `num_layers`, `hidden_size` and a `forward` "
             f"that returns all hidden states; got {type(model).__name__}."

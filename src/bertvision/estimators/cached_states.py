@@ -1,5 +1,6 @@
 """Encoders and hidden states that all estimators of a process share, and predictions with them."""
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 from bertvision import devices
@@ -19,7 +20,7 @@ from bertvision.shared_encoders import (
 )
 from bertvision.states import InMemoryStates, RowTable
 from bertvision.trained_model import TrainedModel
-from bertvision.types import Features, Predictions
+from bertvision.types import Features, Predictions, StateView
 
 CACHE = FrozenCache()
 """The cache that all estimators of this process share."""
@@ -45,8 +46,8 @@ def load_model(
         pool.loaded[weights, scoring_precision(first)] = TorchEncoder(encoder, weights)
         return TrainedModel(run, pool, info)
     cached = cache.last_encoder
-    if cached is not None and cached.weights_hash == run.record.encoder_hash:
-        pool.loaded[cached.weights_hash, scoring_precision(run)] = TorchEncoder(
+    if cached is not None and cached.weights_hash == first.record.encoder_hash:
+        pool.loaded[cached.weights_hash, scoring_precision(first)] = TorchEncoder(
             cached.loaded.encoder, cached.weights_hash
         )
     return TrainedModel(run, pool, info)
@@ -59,15 +60,25 @@ def logits(model: TrainedModel, features: Features, cache: FrozenCache = CACHE) 
     is_torch = all(isinstance(head.shared_encoder, TorchEncoder) for head in model.attached_heads)
     if model.run.record.fraction > 0 or num_bytes > cache.max_bytes // 2 or not is_torch:
         return model.logits(features)
-    return model.combine_members({head: _logits(model, head, features, cache) for head in model.attached_heads})
+    groups: dict[tuple[int, StateView], list[AttachedHead]] = {}
+    for head in model.attached_heads:
+        encoder = head.shared_encoder
+        assert isinstance(encoder, TorchEncoder)
+        own = view_of_head(encoder.heads[head.head], encoder.encoder.num_layers)
+        groups.setdefault((id(encoder), own), []).append(head)
+    predictions: dict[AttachedHead, Predictions] = {}
+    for (_, own), heads in groups.items():
+        predictions |= _logits(model, heads, own, features, cache)
+    return model.combine_members(predictions)
 
 
-def _logits(model: TrainedModel, attached: AttachedHead, features: Features, cache: FrozenCache) -> Predictions:
-    encoder = attached.shared_encoder
+def _logits(
+    model: TrainedModel, attached: Sequence[AttachedHead], own: StateView, features: Features, cache: FrozenCache
+) -> dict[AttachedHead, Predictions]:
+    """Return the logits of heads that read the same hidden states."""
+    encoder = attached[0].shared_encoder
     assert isinstance(encoder, TorchEncoder)
-    head = encoder.heads[attached.head]
     num_layers, device = encoder.encoder.num_layers, devices.device()
-    own = view_of_head(head, num_layers)
     view = full_view(num_layers, bi_encoding=bool(own.bi_layers))
     token_bytes = num_layers * encoder.encoder.hidden_size * 4
     tokens = evaluation_batches(features, model.pad_ids, token_bytes, device.type)
@@ -82,4 +93,6 @@ def _logits(model: TrainedModel, attached: AttachedHead, features: Features, cac
     channels = channels_of(own, view)
     states = InMemoryStates([state[channels] for state in cache.read(source, identity)], rows, tokens.plan)
     offsets = features.offsets if model.task.per_token else None
-    return predict({"model": head}, states, features.ids, offsets, label="predict")["model"]
+    heads = {head.head: encoder.heads[head.head] for head in attached}
+    predictions = predict(heads, states, features.ids, offsets, label="predict")
+    return {head: predictions[head.head] for head in attached}

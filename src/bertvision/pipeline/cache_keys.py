@@ -10,6 +10,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bertvision.convex import SOLVERS
 from bertvision.encoders import tokenizer_hash
 from bertvision.files import value_hash
 from bertvision.heads import BERT_HEAD, HeadConfig
@@ -66,10 +67,9 @@ def finetuning_settings(members: Sequence[ExperimentData], encoder_hash: str) ->
         "precision": experiment.precision,
     }
     if data.config.auxiliary_head.name != BERT_HEAD and len(members) == 1:
-        settings |= {
-            "auxiliary_head": experiment.auxiliary_head,
-            "head_learning_rate": data.head_training.learning_rate,
-        }
+        settings |= {"auxiliary_head": experiment.auxiliary_head}
+        if data.config.auxiliary_head.name not in SOLVERS:  # a fitted head learns at the rate of the encoder
+            settings |= {"head_learning_rate": data.head_training.learning_rate}
     if experiment.frozen:
         settings |= {"frozen": experiment.frozen}
     if experiment.span != SpanConfig():

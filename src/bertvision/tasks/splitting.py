@@ -89,7 +89,10 @@ def count_of(share: float, examples: int) -> int:
     if not 0 < share < 1:
         raise BertVisionError(f"The share of validation examples must lie between 0 and 1, got {share}.")
     if examples < 2:
-        raise BertVisionError(f"Cannot split {examples} example(s) into training and validation.")
+        raise BertVisionError(
+            f"{examples} row(s) cannot be split into training and validation. Give two or more rows, or "
+            "validation rows of your own."
+        )
     return min(max(round(share * examples), 1), examples - 1)
 
 

@@ -248,7 +248,7 @@ def first_trial(kind, space=None, heads=None):
 
 
 COMMON = {"learning_rate": 2e-3, "epochs": 3, "fraction": 0.3, "size": 32, "layers": "all", "dropout": 0.0}
-BOTH = "adapter:encoding=both,members=3,token_pooling=max+compare+align"
+BI = "adapter:encoding=bi,members=3,token_pooling=max+compare+align"
 
 
 @pytest.mark.parametrize("kind", CANDIDATES)
@@ -266,7 +266,7 @@ def test_the_first_trial_is_the_default_head_of_every_kind_of_task(kind):
 
 
 def test_the_first_trial_by_kind_of_task():
-    assert first_trial("pair") == COMMON | {"head": BOTH, "layers": "every2"}
+    assert first_trial("pair") == COMMON | {"head": BI, "layers": "every2"}
     assert first_trial("text") == COMMON | {"head": "adapter:members=3", "token_pooling": "max"}
     assert first_trial("span") == COMMON | {"head": "adapter-skip", "size": 64, "learning_rate": 1e-3}
     fixed = first_trial("text", heads=["adapter:members=3,token_pooling=cls", "adapter:members=3,size=32"])
@@ -275,7 +275,7 @@ def test_the_first_trial_by_kind_of_task():
 
 
 def test_where_the_space_lacks_a_default_the_first_trial_has_the_closest_value():
-    pair = COMMON | {"head": BOTH, "layers": "every2"}
+    pair = COMMON | {"head": BI, "layers": "every2"}
     assert first_trial("pair", Space(size=[8, 20])) == pair | {"size": 20}
     assert first_trial("pair", Space(learning_rate=[3e-3, 4e-3])) == pair | {"learning_rate": 3e-3}
     assert first_trial("pair", Space(epochs=[6, 7])) == pair | {"epochs": 6}

@@ -14,7 +14,7 @@ from bertvision.pipeline.experiment import Experiment
 
 CANDIDATES = {
     "span": ["learned", "adapter", "adapter:members=3", "adapter-skip"],
-    "pair": ["learned", "adapter", "adapter:encoding=both,members=3,token_pooling=max+compare+align", "adapter-skip"],
+    "pair": ["learned", "adapter", "adapter:encoding=bi,members=3,token_pooling=max+compare+align", "adapter-skip"],
     "text": ["learned", "adapter", "adapter:members=3", "adapter-skip"],
 }
 """The heads that are searched if the experiment names none, by kind of task."""
