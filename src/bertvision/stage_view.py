@@ -27,6 +27,8 @@ MEASURABLE = 1.0
 """Seconds of work from which the time left is estimated."""
 WIDE = 110
 """Columns of a terminal on which the hint at Ctrl-C has room."""
+GAP = 2
+"""Spaces between two columns of the table."""
 MOST_ROWS = 8
 """The stages to come that the table names."""
 
@@ -137,16 +139,17 @@ class StageView:
     def render(self) -> Group:
         """Return the table. Titles are cut where the terminal is narrow."""
         table = Table(box=None, pad_edge=False, show_header=False, expand=False)
-        table.add_column(no_wrap=True)
-        table.add_column(no_wrap=True, justify="right")
-        table.add_column(no_wrap=True, overflow="ellipsis")
-        table.add_column(no_wrap=True)
+        for justify in ("left", "right", "left", "left"):
+            table.add_column(no_wrap=True, justify=justify)
         rows = [row for row in self.rows() if row.state != "done" or not self.lines]
         coming = [row for row in rows if row.state == "then"]
         shown = [row for row in rows if row.state != "then"] + coming[:MOST_ROWS]
+        others = [(row.state, row.seconds, row.detail) for row in shown]
+        taken = sum(max(map(len, column)) for column in zip(*others, strict=True)) + 3 * GAP
         for row in shown:
-            cells = (row.state, row.seconds, row.title, row.detail)
-            table.add_row(*(Text(cell) for cell in cells), style=self.STYLES[row.state])
+            title = Text(row.title)
+            title.truncate(max(10, self.console.width - taken - 1), overflow="ellipsis")
+            table.add_row(row.state, row.seconds, title, Text(row.detail), style=self.STYLES[row.state])
         if len(coming) > MOST_ROWS:
             table.add_row("", "", f"and {len(coming) - MOST_ROWS} more")
         return Group(table, Text(self.footer(), style="cyan"))

@@ -6,6 +6,7 @@ import re
 import pytest
 
 import bertvision
+from bertvision import pipeline
 from bertvision.cli import doctor, output
 from bertvision.lab.reports import run_charts
 
@@ -51,6 +52,16 @@ def test_plot_says_what_does_not_apply(cli, finished, tmp_path):
     assert (tmp_path / "bert" / "calibration.png").read_bytes()[:4] == b"\x89PNG"
     code, _, err = cli("plot", shared, "--format", "gif")
     assert code == 1 and "svg" in err
+
+
+def test_plot_of_an_ensemble_of_heads(cli, finished):
+    members = [run for run in finished.runs if run.kind in ("head", "control")][:2]
+    data = pipeline.prepare(pipeline.experiment_of(members[0]))
+    combined = pipeline.ensemble(data, members[0].directory.parent, members, "mean")
+    charts, _ = run_charts(combined)
+    names = {row["model"] for row in charts["score-by-seconds"].to_dict()["data"]["values"]}
+    assert f"{members[0].name} + {members[1].name}" in names
+    assert cli("plot", combined.directory, "--out", root_of(finished) / "charts-of-an-ensemble")[0] == 0
 
 
 def test_the_end_of_a_run_names_the_next_commands(finished, capsys):

@@ -33,7 +33,7 @@ from bertvision.pipeline.experiment import SPLITS, DataConfig, Experiment, Train
 from bertvision.pipeline.frozen_cache import FrozenCache
 from bertvision.pipeline.planned_stages import READ_ROWS, planned_stages
 from bertvision.prediction import evaluation_batches, predict
-from bertvision.run_stages import expect_stages, stage
+from bertvision.run_stages import ExpectedStage, expect_stages, stage
 from bertvision.states import TokenBatches
 from bertvision.tasks import TASKS, DataRequest, DataSplits, Example, Task, TextTask, UserFiles, draw_nested
 from bertvision.tasks.splitting import draw_whole_groups, split_at
@@ -231,7 +231,7 @@ def prepare(experiment: Experiment) -> ExperimentData:
 
 def load_data(config: PipelineConfig, splits: DataSplits | None = None) -> ExperimentData:
     """Split off validation and tokenize. Without `splits`, the task loads the rows from its data source."""
-    expect_stages(planned_stages(config))
+    expect_stages([ExpectedStage(title=READ_ROWS), *planned_stages(config)])
     with stage(READ_ROWS):
         data = _load_data(config, splits)
     lengths = [int(split.features.lengths.sum()) for split in (data.train, data.validation, data.dev)]
