@@ -220,7 +220,12 @@ def test_on_a_real_terminal():
     assert process.wait() == 0
     os.close(leader)
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text.decode()).replace("\r", "\n")
-    assert "now" in plain and "2/3" in plain and "long …" in plain.replace("g…", "g …") and re.search(r"\d s  one in \d", plain)
+    assert (
+        "now" in plain
+        and "2/3" in plain
+        and "long …" in plain.replace("g…", "g …")
+        and re.search(r"\d s  one in \d", plain)
+    )
     assert max(len(line) for line in plain.splitlines()) <= 80
     assert plain.rstrip().endswith("the result") and text.count(b"\x1b[?25h")
 

@@ -2,12 +2,14 @@
 
 import json
 import re
+from types import SimpleNamespace
 
 import pytest
 
 import bertvision
 from bertvision import pipeline
 from bertvision.cli import doctor, output
+from bertvision.cli.run_references import _best
 from bertvision.lab.reports import run_charts
 
 
@@ -62,6 +64,17 @@ def test_plot_of_an_ensemble_of_heads(cli, finished):
     names = {row["model"] for row in charts["score-by-seconds"].to_dict()["data"]["values"]}
     assert f"{members[0].name} + {members[1].name}" in names
     assert cli("plot", combined.directory, "--out", root_of(finished) / "charts-of-an-ensemble")[0] == 0
+
+
+def test_the_name_of_a_task_means_the_model_that_run_chooses():
+    def fake(kind, score, members=()):
+        return SimpleNamespace(kind=kind, validation_score=(score, 0.0), members=lambda: members)
+
+    head, other, bert = fake("head", 70.0), fake("head", 69.0), fake("bert", 80.0)
+    of_heads, with_bert = fake("ensemble", 72.0, [head, other]), fake("ensemble", 90.0, [bert, head])
+    assert _best([bert, head, other, fake("control", 95.0), of_heads, with_bert]) is of_heads
+    assert _best([bert, head, other, with_bert]) is head
+    assert _best([bert, with_bert]) is bert
 
 
 def test_the_end_of_a_run_names_the_next_commands(finished, capsys):

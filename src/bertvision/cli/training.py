@@ -63,8 +63,9 @@ def run(
 
     The data are a task of `bertvision tasks` (--task) or your own file (--train-file).
 
-    The head with the best validation score is chosen; `bertvision predict TASK "a text"` uses it. With --table, all
-    heads are shown beside it, with controls and BERT. The table is always written to the directory of the results.
+    The head, or combination of heads, with the best validation score is chosen; `bertvision predict TASK "a text"` uses
+    it. With --table, all heads are shown beside it, with controls and BERT. The table is always written to the
+    directory of the results. While it runs, a terminal shows the stages, the time left and the best score so far.
 
     With --time-limit, everything is done within that time, from the start of the command: rows are read, the encoder is
     fine-tuned as long as it pays, and the best model is saved and scored. `--fractions` is not used then.
