@@ -133,3 +133,10 @@ def test_doctor_says_what_to_do(monkeypatch, tmp_path):
     text = "\n".join(doctor._remarks(found))
     assert "pip install bertvision" in text and "'bertvision[lab]'" in text and "1 of 8 cores" in text
     assert "--runs DIR" in text and "--source registry" in text
+
+
+def test_names_of_runs_are_not_folded_on_narrow_terminals(cli, finished, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    out = cli("runs", "list", "--runs", root_of(finished))[1]
+    table = out.splitlines()[: len(finished.runs) + 1]
+    assert max(map(len, table)) <= 80 and all("reviews" in line for line in table[1:]) and "size" not in table[0]
