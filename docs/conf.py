@@ -46,6 +46,7 @@ nb_execution_in_temp = True
 nb_output_stderr = "remove"
 
 autodoc_member_order = "bysource"
+maximum_signature_line_length = 100  # longer ones have a line for each parameter
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 napoleon_numpy_docstring = False

@@ -285,7 +285,8 @@ def toml_target(folder: Path, secret: Path) -> Read:
 
 def heads_target(folder: Path, secret: Path) -> Read:
     """Specifications of heads."""
-    from bertvision.heads import HeadConfig, count_parameters, resolve_heads, split_specs
+    from bertvision.cli.options import split_specs
+    from bertvision.heads import HeadConfig, count_parameters, resolve_heads
     from bertvision.types import HeadShape
 
     options = [

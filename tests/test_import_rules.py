@@ -18,7 +18,7 @@ CORE = [
 ]
 """Modules and packages of the core, from the lowest row to the highest. A module imports from lower rows only."""
 LIBRARY = [
-    ["token_tasks"],
+    ["token_tasks", "run_stages"],
     [
         "statistics",
         "ensembles",
@@ -33,6 +33,7 @@ LIBRARY = [
         "prediction",
         "computed_states",
         "windowed_encoders",
+        "stage_view",
     ],
     ["runs", "hidden_states"],
     ["shared_encoders", "model_card"],

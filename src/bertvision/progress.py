@@ -1,10 +1,10 @@
-"""Progress bars on terminals and in notebooks."""
+"""Progress bars on terminals and in notebooks, or the same numbers for a view that follows the work."""
 
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from importlib.util import find_spec
 
@@ -14,7 +14,9 @@ from rich.progress import Task as Bar
 from rich.text import Text
 
 PATIENCE = 2.0  # seconds of work before a bar is shown
-_hidden: ContextVar[bool] = ContextVar("progress bars are hidden", default=False)
+Follower = Callable[[str, int, int], None]
+"""Is called with the label of some work, the steps done and all steps, when it begins and whenever it advances."""
+_follower: ContextVar[Follower | None] = ContextVar("follower of progress, in place of bars", default=None)
 
 
 def is_main_rank() -> bool:
@@ -28,13 +30,18 @@ def can_show_bars(console: Console) -> bool:
 
 
 @contextmanager
-def hidden(hide: bool = True) -> Iterator[None]:
-    """Show no progress bars within a `with` block, e.g. for `verbose=0`; with False, show them again."""
-    token = _hidden.set(hide)
+def followed_by(follower: Follower | None) -> Iterator[None]:
+    """Report progress to a function within a `with` block, and show no bars. With None, bars are shown again."""
+    token = _follower.set(follower)
     try:
         yield
     finally:
-        _hidden.reset(token)
+        _follower.reset(token)
+
+
+def hidden(hide: bool = True) -> AbstractContextManager[None]:
+    """Show no progress bars within a `with` block, e.g. for `verbose=0`; with False, show them again."""
+    return followed_by((lambda label, done, total: None) if hide else None)
 
 
 class _Rate(ProgressColumn):
@@ -45,19 +52,20 @@ class _Rate(ProgressColumn):
 @contextmanager
 def bar(label: str, total: int, done: int = 0) -> Iterator[Callable[[int], None]]:
     """Yield a function that advances a progress bar. The bar appears after PATIENCE seconds."""
-    console = Console(stderr=True)
-    if _hidden.get() or not (is_main_rank() and can_show_bars(console)):
-        yield lambda steps: None
+    console, follower = Console(stderr=True), _follower.get()
+    if follower or not (is_main_rank() and can_show_bars(console)):
+
+        def report(steps: int) -> None:
+            nonlocal done
+            done += steps
+            if follower:
+                follower(label, done, total)
+
+        report(0)
+        yield report
         return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        _Rate(),
-        TimeRemainingColumn(),
-        TextColumn("left"),
-    )
-    progress = Progress(*columns, console=console, transient=True)
+    columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Rate(), TimeRemainingColumn()]
+    progress = Progress(*columns, TextColumn("left"), console=console, transient=True)
     task = progress.add_task(label, total=total, completed=done)
     began = time.monotonic()
 

@@ -2,11 +2,14 @@
 
 import json
 import re
+from types import SimpleNamespace
 
 import pytest
 
 import bertvision
+from bertvision import pipeline
 from bertvision.cli import doctor, output
+from bertvision.cli.run_references import _best
 from bertvision.lab.reports import run_charts
 
 
@@ -51,6 +54,27 @@ def test_plot_says_what_does_not_apply(cli, finished, tmp_path):
     assert (tmp_path / "bert" / "calibration.png").read_bytes()[:4] == b"\x89PNG"
     code, _, err = cli("plot", shared, "--format", "gif")
     assert code == 1 and "svg" in err
+
+
+def test_plot_of_an_ensemble_of_heads(cli, finished):
+    members = [run for run in finished.runs if run.kind in ("head", "control")][:2]
+    data = pipeline.prepare(pipeline.experiment_of(members[0]))
+    combined = pipeline.ensemble(data, members[0].directory.parent, members, "mean")
+    charts, _ = run_charts(combined)
+    names = {row["model"] for row in charts["score-by-seconds"].to_dict()["data"]["values"]}
+    assert f"{members[0].name} + {members[1].name}" in names
+    assert cli("plot", combined.directory, "--out", root_of(finished) / "charts-of-an-ensemble")[0] == 0
+
+
+def test_the_name_of_a_task_means_the_model_that_run_chooses():
+    def fake(kind, score, members=()):
+        return SimpleNamespace(kind=kind, validation_score=(score, 0.0), members=lambda: members)
+
+    head, other, bert = fake("head", 70.0), fake("head", 69.0), fake("bert", 80.0)
+    of_heads, with_bert = fake("ensemble", 72.0, [head, other]), fake("ensemble", 90.0, [bert, head])
+    assert _best([bert, head, other, fake("control", 95.0), of_heads, with_bert]) is of_heads
+    assert _best([bert, head, other, with_bert]) is head
+    assert _best([bert, with_bert]) is bert
 
 
 def test_the_end_of_a_run_names_the_next_commands(finished, capsys):
@@ -109,3 +133,10 @@ def test_doctor_says_what_to_do(monkeypatch, tmp_path):
     text = "\n".join(doctor._remarks(found))
     assert "pip install bertvision" in text and "'bertvision[lab]'" in text and "1 of 8 cores" in text
     assert "--runs DIR" in text and "--source registry" in text
+
+
+def test_names_of_runs_are_not_folded_on_narrow_terminals(cli, finished, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    out = cli("runs", "list", "--runs", root_of(finished))[1]
+    table = out.splitlines()[: len(finished.runs) + 1]
+    assert max(map(len, table)) <= 80 and all("reviews" in line for line in table[1:]) and "size" not in table[0]

@@ -7,6 +7,7 @@ from dataclasses import FrozenInstanceError, replace
 import pytest
 import torch
 
+from bertvision.cli.options import split_specs
 from bertvision.errors import BertVisionError
 from bertvision.heads import (
     DEFAULT_HEADS,
@@ -23,7 +24,6 @@ from bertvision.heads import (
     required_view,
     resolve_heads,
     select_layers,
-    split_specs,
     upgrade_state_dict,
 )
 from bertvision.heads.config import COMMON_OPTIONS, WRAPPER_OPTIONS

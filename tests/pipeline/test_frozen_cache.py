@@ -72,7 +72,7 @@ def test_a_second_fit_reads_only_new_texts(tiny, tmp_path):
 
 def test_a_combination_of_heads_uses_the_encoder_and_the_states_in_the_cache(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "best_combination", lambda data, models, predictions: (list(models), (0.0, 0.0)))
-    monkeypatch.setattr(runner, "choose_best", lambda runs: max(runs, key=lambda run: len(run.members())))
+    monkeypatch.setattr(runner, "choose_best", lambda data, runs: max(runs, key=lambda run: len(run.members())))
     cached_states.CACHE.clear()
     loaded = []
     monkeypatch.setattr(

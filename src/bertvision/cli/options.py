@@ -1,6 +1,8 @@
 """The flags that describe an experiment, defined once for all commands that take them."""
 
+import fnmatch
 import inspect
+import re
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
@@ -10,6 +12,7 @@ import typer
 from typer.models import ArgumentInfo
 
 from bertvision.errors import BertVisionError
+from bertvision.stage_view import loading
 
 if TYPE_CHECKING:
     from bertvision.pipeline.experiment import Experiment
@@ -110,7 +113,8 @@ def experiment_flags(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def wrapped(**given: Any) -> None:
-        from bertvision.pipeline import experiment as config
+        with loading():
+            from bertvision.pipeline import experiment as config
 
         flags = {name: given.pop(name) for name in FLAGS}
         file, settings, preset = given.pop("config_file"), given.pop("settings"), given.pop("preset")
@@ -131,7 +135,6 @@ def experiment_flags(command: Callable[..., None]) -> Callable[..., None]:
 
 def apply_overrides(experiment: "Experiment", flags: dict[str, Any], settings: list[str]) -> "Experiment":
     """Return the experiment with the settings of flags and --set."""
-    from bertvision import heads
     from bertvision.pipeline import experiment as config
 
     for name, value in flags.items():
@@ -141,10 +144,28 @@ def apply_overrides(experiment: "Experiment", flags: dict[str, Any], settings: l
         if name in ("fractions", "at"):
             value = _numbers(value, name)
         elif name == "heads":
-            value = heads.split_specs(value)
+            value = split_specs(value)
         section, _, name = key.rpartition(".")
         experiment = config.merge(experiment, {section: {name: value}} if section else {name: value})
     return config.apply(experiment, settings)
+
+
+def split_specs(text: str) -> list[str]:
+    """Split a list of specifications: "learned,adapter:size=8,token_pooling=max", "adapter*", "default" or "all"."""
+    from bertvision.heads import BERT_HEAD, HEADS
+
+    specs: list[str] = []
+    for piece in filter(None, (piece.strip() for piece in text.split(","))):
+        # After a comma, "token_pooling=max" and "12" belong to the head before it; a name starts the next head.
+        if specs and re.match(r"[\d-]+$|[^:]*=", piece):
+            specs[-1] += f",{piece}"
+        elif "*" in piece or piece == "all":
+            if not (names := fnmatch.filter(HEADS, "*" if piece == "all" else piece)):
+                raise BertVisionError(f"No head matches {piece!r}. Known: {', '.join(sorted(HEADS))}.")
+            specs += [name for name in names if name != BERT_HEAD]
+        else:
+            specs.append(piece)
+    return specs
 
 
 def _numbers(text: str, flag: str) -> list[float]:

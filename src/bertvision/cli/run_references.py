@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from bertvision.runs import Run
 
 LAST = "last"
-HELP = "directory, task (its best head by validation), `last` (the newest), or the beginning of a name of `runs list`"
+HELP = "directory, task (its best model by validation), `last` (the newest), or the beginning of a name of `runs list`"
 RunReference = Annotated[str, typer.Argument(help=f"A finished run: {HELP}.", metavar="RUN", show_default=False)]
 RunReferences = Annotated[
     list[str], typer.Argument(help=f"Finished runs, each one a {HELP}.", metavar="RUN...", show_default=False)
@@ -25,9 +25,9 @@ def resolve_run(reference: str, root: Path) -> "Run":
     """Return the run that `reference` names.
 
     Args:
-        reference: the directory of a run; the name of a task, for its best head by validation score; "last", for the
-            run that was finished last; or any unique beginning of a run's name, directory name, 8 hex digits or path
-            below `root`.
+        reference: the directory of a run; the name of a task, for its best head, or ensemble of heads, by validation
+            score; "last", for the run that was finished last; or any unique beginning of a run's name, directory name,
+            8 hex digits or path below `root`.
         root: the directory below which runs are searched.
     """
     from bertvision.runs import Run, find_runs, is_finished, open_run
@@ -90,11 +90,18 @@ def task_kind_of(run: "Run") -> str:
 
 
 def _best(runs: "list[Run]") -> "Run":
-    """Return the head with the best validation score; controls are not candidates, unless there is nothing else."""
-    for kinds in (("head",), ("bert",)):
-        if candidates := [run for run in runs if run.kind in kinds]:
+    """Return the head, or the ensemble of heads, with the best validation score, as `run` chooses its model.
+
+    BERT itself is a candidate if there is neither, and controls if there is nothing else.
+    """
+    for is_candidate in (_is_head, lambda run: run.kind == "bert"):
+        if candidates := [run for run in runs if is_candidate(run)]:
             return max(candidates, key=lambda run: run.validation_score)
     return max(runs, key=lambda run: run.validation_score)
+
+
+def _is_head(run: "Run") -> bool:
+    return run.kind == "head" or run.kind == "ensemble" and all(member.kind == "head" for member in run.members())
 
 
 def _names(run: "Run", root: Path) -> tuple[str, ...]:

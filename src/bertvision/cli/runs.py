@@ -70,7 +70,7 @@ def list_runs(root: Root = Path("runs"), as_json: Json = False) -> None:
         row |= {"name": output.short_name(row["name"], task_kind), "score": f"{row['score']:.2f}"}
         row |= {"size": output.size(row["size"])}
         del row["directory"]
-    output.table(rows, numbers=("fraction", "seed", "score", "size"))
+    output.table(rows, numbers=("fraction", "seed", "score", "size"), optional=("seed", "size", "metric", "kind"))
     specifications = [output.legend([run.name], task_kind) for run, task_kind in zip(runs, kinds, strict=True)]
     for line in dict.fromkeys(line for lines in specifications for line in lines):
         print(line)

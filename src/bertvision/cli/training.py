@@ -14,6 +14,8 @@ from bertvision.cli.run_references import RunReference, RunReferences, resolve_m
 from bertvision.cli.summary import print_summary
 from bertvision.errors import BertVisionError
 from bertvision.progress import is_main_rank
+from bertvision.run_stages import stage
+from bertvision.stage_view import RunView
 
 if TYPE_CHECKING:
     from bertvision.pipeline import ExperimentResult
@@ -61,8 +63,9 @@ def run(
 
     The data are a task of `bertvision tasks` (--task) or your own file (--train-file).
 
-    The head with the best validation score is chosen; `bertvision predict TASK "a text"` uses it. With --table, all
-    heads are shown beside it, with controls and BERT. The table is always written to the directory of the results.
+    The head, or combination of heads, with the best validation score is chosen; `bertvision predict TASK "a text"` uses
+    it. With --table, all heads are shown beside it, with controls and BERT. The table is always written to the
+    directory of the results. While it runs, a terminal shows the stages, the time left and the best score so far.
 
     With --time-limit, everything is done within that time, from the start of the command: rows are read, the encoder is
     fine-tuned as long as it pays, and the best model is saved and scored. `--fractions` is not used then.
@@ -87,7 +90,8 @@ def run(
     if "," in experiment.task:
         _run_multitask(experiment, root, as_json)
         return
-    result = pipeline.run(experiment, root=root)
+    with RunView(silent=as_json):
+        result = pipeline.run(experiment, root=root)
     _print_result(result, root, table, as_json)
 
 
@@ -141,13 +145,14 @@ def finetune(experiment: "Experiment", root: Root = Path("runs"), as_json: Json 
     """
     from bertvision import pipeline
 
-    if "," in experiment.task:
-        loaded = [pipeline.prepare(single) for single in _one_per_task(experiment)]
-        members = pipeline.finetune_multitask(loaded, root)
-    else:
-        data = pipeline.prepare(experiment)
-        members = [(data, pipeline.finetune(data, root))]
-    curves = [_curve(data, checkpoints) for data, checkpoints in members]
+    with RunView(silent=as_json):
+        if "," in experiment.task:
+            loaded = [pipeline.prepare(single) for single in _one_per_task(experiment)]
+            members = pipeline.finetune_multitask(loaded, root)
+        else:
+            data = pipeline.prepare(experiment)
+            members = [(data, pipeline.finetune(data, root))]
+        curves = [_curve(data, checkpoints) for data, checkpoints in members]
     if as_json:
         output.as_json([row for rows in curves for row in rows])
         return
@@ -178,7 +183,10 @@ def _curve(data: Any, checkpoints: Any) -> list[dict[str, Any]]:
     """Return the results of BERT at every fraction."""
     from bertvision import pipeline
 
-    runs = [pipeline.bert_run(data, pipeline.open_checkpoint(data, checkpoints, f)) for f in checkpoints.fractions]
+    runs = []
+    for fraction in checkpoints.fractions:
+        with stage(f"score {data.task.name} at {fraction:g}"):
+            runs.append(pipeline.bert_run(data, pipeline.open_checkpoint(data, checkpoints, fraction)))
     return [
         {
             "task": data.task.name,
@@ -206,7 +214,8 @@ def train(experiment: "Experiment", root: Root = Path("runs"), table: ShowTable 
 
     kind = pipeline.find_task(experiment).example_kind
     experiment = replace(experiment, fractions=resolve_fractions(experiment, kind).head_fractions)
-    result = pipeline.run(experiment, root=root)
+    with RunView(silent=as_json):
+        result = pipeline.run(experiment, root=root)
     _print_result(result, root, table, as_json)
 
 
@@ -322,7 +331,8 @@ def demo(root: Root = Path("runs")) -> None:
     chosen = []
     for task, items in DEMO_TASKS.items():
         heads = list(dict.fromkeys([*DEMO_HEADS, str(default_head(TASKS[task].example_kind))]))
-        result = pipeline.run(make(task=task, heads=heads, **DEMO), root=root)
+        with RunView():
+            result = pipeline.run(make(task=task, heads=heads, **DEMO), root=root)
         _print_result(result, root, table=True, as_json=False)
         for item, answer in zip(items, trained_model.load(result.best).predict(items), strict=True):
             texts = [item] if isinstance(item, str) else list(item)

@@ -26,8 +26,9 @@ from bertvision.inputs import Rows, examples_from_rows, read_items, read_rows, w
 from bertvision.inputs.tables import as_items, as_table, columns_of_items
 from bertvision.pipeline import ExperimentResult, PipelineConfig, load_data, resolve, run_data
 from bertvision.pipeline.experiment import Experiment, check, merge
-from bertvision.progress import hidden
+from bertvision.progress import PATIENCE, hidden
 from bertvision.runs import Run
+from bertvision.stage_view import RunView
 from bertvision.tasks import DataSplits, Example, Task
 from bertvision.time_limits import Clock, parse_seconds
 from bertvision.trained_model import TrainedModel
@@ -226,7 +227,8 @@ class BaseTextEstimator(TimeLimitMixin, PersistenceMixin, BaseEstimator, ABC):
             self._run_within(clock, config, splits, encoder, callbacks)
         else:
             history = HistoryRecorder()
-            with self._context():
+            view = RunView(silent=not self.verbose, lines=self.verbose > 1, patience=PATIENCE)
+            with self._context(), view:
                 result, info = self._run(task, splits, [history, *callbacks], start)
                 model = cached_states.load_model(result.best, info)
             self._set_result(result, model)

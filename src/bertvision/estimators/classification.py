@@ -80,7 +80,8 @@ class TextClassifier(ClassifierMixin, BaseTextEstimator):
         cache_dir: Where results are kept, so that the same call of `fit` finds them. None: the cache directory of the
             user. Nothing is written to the working directory.
         warm_start: Whether `fit` continues with the encoder and the head of the previous call.
-        verbose: 0: no progress bars.
+        verbose: 0: nothing is shown. 1: the stages, the time left and the best score, on a terminal. 2: also lines
+            where there is no terminal.
     """
 
     kind: ClassVar[str] = "classification"

@@ -19,7 +19,6 @@ from bertvision.heads.config import (
     default_head,
     options_of,
     resolve_heads,
-    split_specs,
 )
 from bertvision.heads.head import BertHead, Head, LayerSelect, LinearHead
 from bertvision.heads.input_spec import InputSpec, input_spec_of
@@ -55,7 +54,6 @@ __all__ = [
     "select_from_view",
     "select_layers",
     "set_training_precision",
-    "split_specs",
     "training_dtype",
     "upgrade_state_dict",
 ]

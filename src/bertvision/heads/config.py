@@ -1,6 +1,5 @@
 """Configurations of heads, and their specifications: "adapter:layers=0,6,12,size=64"."""
 
-import fnmatch
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -189,22 +188,6 @@ def _convert(value: Any, default: Any, key: str) -> OptionValue:
         return type(default)(text)
     except ValueError:
         raise BertVisionError(f"Option {key} of a head must be {type(default).__name__}, got {text!r}.") from None
-
-
-def split_specs(text: str) -> list[str]:
-    """Split a list of specifications: "learned,adapter:size=8,token_pooling=max", "adapter*", "default" or "all"."""
-    specs: list[str] = []
-    for piece in filter(None, (piece.strip() for piece in text.split(","))):
-        # After a comma, "token_pooling=max" and "12" belong to the head before it; a name starts the next head.
-        if specs and re.match(r"[\d-]+$|[^:]*=", piece):
-            specs[-1] += f",{piece}"
-        elif "*" in piece or piece == "all":
-            if not (names := fnmatch.filter(HEADS, "*" if piece == "all" else piece)):
-                raise BertVisionError(f"No head matches {piece!r}. Known: {', '.join(sorted(HEADS))}.")
-            specs += [name for name in names if name != BERT_HEAD]
-        else:
-            specs.append(piece)
-    return specs
 
 
 def resolve_heads(specs: Sequence[str], kind: str) -> list[HeadConfig]:

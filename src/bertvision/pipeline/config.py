@@ -8,7 +8,7 @@ from typing import Any
 from bertvision import devices, heads
 from bertvision.encoders import EncoderInfo
 from bertvision.errors import BertVisionError, lookup
-from bertvision.heads import HeadConfig
+from bertvision.heads import BERT_HEAD, HeadConfig
 from bertvision.inputs import parts_of_batch, with_primary_metric, with_windows
 from bertvision.pipeline.experiment import DECAYING_RATE, Experiment, SpanConfig, resolve_fractions
 from bertvision.pipeline.state_requests import MODES
@@ -92,6 +92,17 @@ def _finetuning(experiment: Experiment, task: Task, encoder: EncoderInfo) -> Tra
     )
     parts = parts_of_batch(task, training.batch_size, training.gradient_accumulation_steps)
     return replace(training, gradient_accumulation_steps=parts)
+
+
+def heads_and_controls(config: PipelineConfig) -> dict[HeadConfig, str]:
+    """Return the heads of an experiment, then their controls, each with the kind of its run."""
+    kinds = dict.fromkeys(config.heads, "head")
+    if config.experiment.controls:
+        retrained = HeadConfig(BERT_HEAD)
+        added = [retrained, *(head.last_layer_only() for head in config.heads)]
+        kinds |= {head: "control" for head in added if head not in kinds} | {retrained: "control"}
+    # BERT's own kind of head reads one layer in any case, so it is its own control.
+    return {head: kind for head, kind in kinds.items() if head.name != BERT_HEAD or head.layers != "last"}
 
 
 def _with_span_settings(task: Task, span: SpanConfig) -> Task:

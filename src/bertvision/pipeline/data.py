@@ -31,7 +31,9 @@ from bertvision.near_duplicates import near_repeats, text_groups
 from bertvision.pipeline.config import PipelineConfig, resolve
 from bertvision.pipeline.experiment import SPLITS, DataConfig, Experiment, TrainingConfig, resolve_fractions
 from bertvision.pipeline.frozen_cache import FrozenCache
+from bertvision.pipeline.planned_stages import READ_ROWS, planned_stages
 from bertvision.prediction import evaluation_batches, predict
+from bertvision.run_stages import ExpectedStage, expect_stages, stage
 from bertvision.states import TokenBatches
 from bertvision.tasks import TASKS, DataRequest, DataSplits, Example, Task, TextTask, UserFiles, draw_nested
 from bertvision.tasks.splitting import draw_whole_groups, split_at
@@ -229,6 +231,15 @@ def prepare(experiment: Experiment) -> ExperimentData:
 
 def load_data(config: PipelineConfig, splits: DataSplits | None = None) -> ExperimentData:
     """Split off validation and tokenize. Without `splits`, the task loads the rows from its data source."""
+    expect_stages([ExpectedStage(title=READ_ROWS), *planned_stages(config)])
+    with stage(READ_ROWS):
+        data = _load_data(config, splits)
+    lengths = [int(split.features.lengths.sum()) for split in (data.train, data.validation, data.dev)]
+    expect_stages(planned_stages(config, (lengths[0], lengths[1] + lengths[2]), data.head_training.epochs))
+    return data
+
+
+def _load_data(config: PipelineConfig, splits: DataSplits | None) -> ExperimentData:
     task, settings = config.task, config.experiment.data
     splits = splits or load_splits(config)
     train_count = max(2, round(settings.train_fraction * len(splits.train))) if settings.train_fraction < 1 else 0

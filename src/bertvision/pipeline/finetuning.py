@@ -50,7 +50,9 @@ from bertvision.pipeline import cache_keys
 from bertvision.pipeline.data import ExperimentData, with_cpu_setting
 from bertvision.pipeline.frozen_cache import CachedEncoder
 from bertvision.pipeline.multitask import MixedBatches, MultiTaskModel
+from bertvision.pipeline.planned_stages import finetuning_title
 from bertvision.records import CheckpointRecord
+from bertvision.run_stages import add_note, stage
 from bertvision.runs import has_weights
 from bertvision.shared_encoders import load_bert_head
 from bertvision.states import TokenBatches
@@ -131,6 +133,15 @@ def finetune(data: ExperimentData, root: Path) -> CheckpointSet:
 
 def finetune_tasks(members: Sequence[ExperimentData], root: Path) -> list[CheckpointSet]:
     """Fine-tune one encoder on the tasks of all members; save it at every fraction of an epoch over all examples."""
+    with stage(finetuning_title(members[0].experiment, len(members))) if _trains(members) else nullcontext():
+        return _finetune_tasks(members, root)
+
+
+def _trains(members: Sequence[ExperimentData]) -> bool:
+    return max(members[0].experiment.fractions) > 0
+
+
+def _finetune_tasks(members: Sequence[ExperimentData], root: Path) -> list[CheckpointSet]:
     first = members[0]
     fractions = first.experiment.fractions
     if len(members) == 1 and fractions == [0.0] and first.frozen_cache is not None and _has_public_weights(first):
@@ -152,6 +163,8 @@ def finetune_tasks(members: Sequence[ExperimentData], root: Path) -> list[Checkp
         if reached is not None:
             fractions = sorted({fraction for fraction in fractions if fraction < reached} | {reached})
             return [CheckpointSet(saved.directory, fractions, stopped=True) for saved in checkpoint_sets]
+    elif _trains(members):
+        add_note("found on disk")
     return checkpoint_sets
 
 
@@ -305,6 +318,11 @@ def frozen_encoder(data: ExperimentData) -> CachedEncoder:
 def _import_checkpoints(data: ExperimentData, root: Path) -> CheckpointSet:
     """Copy checkpoints that were fine-tuned elsewhere. Their training time is not known."""
     settings = cache_keys.given_checkpoint_settings(data)
+    with stage(finetuning_title(data.experiment)):
+        return _copy_checkpoints(data, root, settings)
+
+
+def _copy_checkpoints(data: ExperimentData, root: Path, settings: Mapping[str, Any]) -> CheckpointSet:
     directory = cache_keys.given_checkpoint_directory(root, data, settings)
     checkpoints = CheckpointSet(directory, data.experiment.fractions)
     for fraction in checkpoints.fractions:

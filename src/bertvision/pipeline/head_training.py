@@ -17,10 +17,10 @@ from bertvision.encoders import EncoderWithHead
 from bertvision.errors import BertVisionError
 from bertvision.files import file_lock
 from bertvision.heads import (
-    BERT_HEAD,
     HeadConfig,
     LayerSelect,
     build_for_view,
+    default_head,
     load_head_weights,
     required_view,
     set_training_precision,
@@ -32,11 +32,13 @@ from bertvision.pipeline.data import ExperimentData, with_cpu_setting
 from bertvision.pipeline.evaluation import validation_scores
 from bertvision.pipeline.finetuning import Checkpoint
 from bertvision.pipeline.outputs import ModelOutput
+from bertvision.pipeline.planned_stages import stage_titles
 from bertvision.pipeline.states import held_out_states, states
 from bertvision.prediction import check_own_head
 from bertvision.records import TrainingSeconds, TrainingSummary
+from bertvision.run_stages import add_score, stage
 from bertvision.runs import Run
-from bertvision.training import STOPPED, Checkpointer, FitOptions, TrainingConfig, TrainState
+from bertvision.training import STOPPED, Checkpointer, FitOptions, TrainingConfig, TrainState, ValidationScore
 from bertvision.types import Batches, HeadShape, Predictions, StateView
 
 BERT = "BERT"
@@ -72,30 +74,26 @@ def train_heads(
     shape = data.shape(checkpoint.encoder, configs)
     view = required_view(configs, shape)
     models, trainings = _new_models(data, configs, shape, view, start)
-    hidden = _open_training_states(data, checkpoint, view, training_dtype(models.values()))
+    titles = stage_titles(checkpoint.fraction, len(kinds))
+    with stage(titles.reading):
+        hidden = _open_training_states(data, checkpoint, view, training_dtype(models.values()))
     resume = cache_keys.head_resume_file(data, checkpoint, configs, start)
-    with file_lock(resume, wait=False) if distributed.is_main_process() else nullcontext():
+    lock = file_lock(resume, wait=False) if distributed.is_main_process() else nullcontext()
+    with stage(titles.training), lock:
         options = FitOptions(
             seed=data.experiment.seed,
-            validate=partial(validation_scores, data, hidden.validation),
+            validate=partial(_validate, data, hidden.validation, kinds),
             label=f"train {len(models)} heads" if len(models) > 1 else f"train {configs[0]}",
             stage="heads",
             callbacks=data.callbacks,
         )
+        checkpointer = Checkpointer(resume, resume.stem)
         train_states = fit_models(
-            models,
-            hidden.train,
-            data.task.loss,
-            trainings,
-            options,
-            Checkpointer(resume, resume.stem),
-            validation=hidden.validation,
+            models, hidden.train, data.task.loss, trainings, options, checkpointer, validation=hidden.validation
         )
-    best = {config: _best_rate(train_states, config) for config in configs}
-    trained = {config: train_state for config, train_state in best.items() if train_state is not None}
-    if not trained:
-        raise BertVisionError("Every head diverged. A smaller train.learning_rate may help.")
-    predictions = _predict(data, checkpoint, view, {str(c): s.model for c, s in trained.items()}, hidden.validation)
+    trained = _best_rates(train_states, configs)
+    with stage(titles.predicting):
+        predictions = _predict(data, checkpoint, view, {str(c): s.model for c, s in trained.items()}, hidden.validation)
     outputs = [bert_output(data, checkpoint, predictions[BERT])]
     for config, train_state in trained.items():
         stopped = train_state.stopped == STOPPED
@@ -113,6 +111,21 @@ def train_heads(
             )
         )
     return outputs
+
+
+def _validate(
+    data: ExperimentData, validation: Batches, kinds: Mapping[HeadConfig, str], models: Mapping[str, nn.Module]
+) -> dict[str, ValidationScore]:
+    """Return the validation score of every model, and report those of heads."""
+    scores = validation_scores(data, validation, models)
+    default = default_head(data.task.example_kind)
+    heads = {
+        str(config): "default" if config == default else config.name for config, kind in kinds.items() if kind == "head"
+    }
+    for name, score in scores.items():
+        if (spec := name.rpartition("@")[0]) in heads:
+            add_score(heads[spec], score[0])
+    return scores
 
 
 def _open_training_states(
@@ -254,19 +267,17 @@ def _new_models(
     return models, trainings
 
 
+def _best_rates(train_states: Mapping[str, TrainState], configs: Sequence[HeadConfig]) -> dict[HeadConfig, TrainState]:
+    """Return the state of each head that has not diverged, at its best learning rate."""
+    best = {config: _best_rate(train_states, config) for config in configs}
+    trained = {config: train_state for config, train_state in best.items() if train_state is not None}
+    if not trained:
+        raise BertVisionError("Every head diverged. A smaller train.learning_rate may help.")
+    return trained
+
+
 def _best_rate(train_states: Mapping[str, TrainState], config: HeadConfig) -> TrainState | None:
     """Return the state of the learning rate with the best validation score; None if every rate diverged."""
     candidates = [train_state for name, train_state in train_states.items() if name.rpartition("@")[0] == str(config)]
     candidates = [train_state for train_state in candidates if train_state.validation_scores and not train_state.failed]
     return max(candidates, key=lambda train_state: train_state.best_score, default=None)
-
-
-def heads_and_controls(data: ExperimentData) -> dict[HeadConfig, str]:
-    """Return the heads of an experiment, then their controls, each with the kind of its run."""
-    kinds = dict.fromkeys(data.config.heads, "head")
-    if data.experiment.controls:
-        retrained = HeadConfig(BERT_HEAD)
-        added = [retrained, *(config.last_layer_only() for config in data.config.heads)]
-        kinds |= {config: "control" for config in added if config not in kinds} | {retrained: "control"}
-    # BERT's own kind of head reads one layer in any case, so it is its own control.
-    return {config: kind for config, kind in kinds.items() if config.name != BERT_HEAD or config.layers != "last"}

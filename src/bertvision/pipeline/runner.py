@@ -23,11 +23,14 @@ from bertvision.files import write_json
 from bertvision.heads import HeadConfig
 from bertvision.inputs import warn_one_answer
 from bertvision.pipeline import cache_keys
+from bertvision.pipeline.config import heads_and_controls
 from bertvision.pipeline.data import ExperimentData, prepare
 from bertvision.pipeline.evaluation import METHOD, best_combination, ensemble, evaluate, preferred
 from bertvision.pipeline.experiment import Experiment, make, merge
 from bertvision.pipeline.finetuning import Checkpoint, CheckpointSet, finetune, finetune_tasks, open_checkpoint
-from bertvision.pipeline.head_training import bert_output, heads_and_controls, outputs_at, train_heads
+from bertvision.pipeline.head_training import bert_output, outputs_at, train_heads
+from bertvision.pipeline.planned_stages import stage_titles
+from bertvision.run_stages import add_score, stage
 from bertvision.runs import Run, is_finished
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -117,16 +120,25 @@ def runs_of(
     for fraction in checkpoints.fractions:
         checkpoint = open_checkpoint(data, checkpoints, fraction)
         if fraction not in data.experiment.head_fractions and not checkpoints.stopped:
-            runs.append(bert_run(data, checkpoint))
+            with stage(stage_titles(fraction).scoring):
+                runs.append(bert_run(data, checkpoint))
+                add_score(runs[-1].name, runs[-1].validation_score[0])
             continue
         bert, *trained = checkpoint_runs(data, checkpoint, start=start)
         runs += [bert, *trained]
+        add_score(bert.name, bert.validation_score[0])
         if with_ensembles and trained:
-            runs += head_ensemble(data, checkpoint, trained)
-            methods = ["mean"] if data.task.outputs == 1 else data.experiment.ensembles
-            best = choose_best(data, trained)
-            runs += [ensemble(data, checkpoint.directory, [bert, best], method) for method in methods]
+            with stage(stage_titles(fraction).combining):
+                runs += _ensembles(data, checkpoint, bert, trained)
     return runs
+
+
+def _ensembles(data: ExperimentData, checkpoint: Checkpoint, bert: Run, trained: Sequence[Run]) -> list[Run]:
+    """Return the ensemble of heads, if there is one, and those of BERT with the best head."""
+    methods = ["mean"] if data.task.outputs == 1 else data.experiment.ensembles
+    best = choose_best(data, trained)
+    with_bert = [ensemble(data, checkpoint.directory, [bert, best], method) for method in methods]
+    return [*head_ensemble(data, checkpoint, trained), *with_bert]
 
 
 def bert_run(data: ExperimentData, checkpoint: Checkpoint) -> Run:
@@ -140,7 +152,7 @@ def checkpoint_runs(data: ExperimentData, checkpoint: Checkpoint, *, start: Run 
 
     Heads whose training diverged are left out. With `start`, heads are initialised with the head of that run.
     """
-    kinds = heads_and_controls(data)
+    kinds = heads_and_controls(data.config)
     directories = {
         config: checkpoint.directory / cache_keys.head_run(data, checkpoint, config, start) for config in kinds
     }
@@ -150,9 +162,10 @@ def checkpoint_runs(data: ExperimentData, checkpoint: Checkpoint, *, start: Run 
         if distributed.broadcast_decision(cache_keys.head_resume_file(data, checkpoint, list(kinds), start).exists()):
             missing = kinds
         outputs = train_heads(data, checkpoint, missing, start)
-        for output in outputs:
-            if output.stopped or not is_finished(checkpoint.directory / output.directory):
-                evaluate(data, checkpoint, output)
+        with stage(stage_titles(checkpoint.fraction).scoring):
+            for output in outputs:
+                if output.stopped or not is_finished(checkpoint.directory / output.directory):
+                    evaluate(data, checkpoint, output)
         stopped = any(output.stopped for output in outputs)
         if stopped:
             names = {output.name: checkpoint.directory / output.directory for output in outputs}

@@ -2,59 +2,30 @@
 
 import time
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Self
 
-from rich.console import Console, Group
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
-
-from bertvision.progress import can_show_bars, is_main_rank
+from bertvision.stage_view import StageRow, StageView
 from bertvision.time_limits.clock import Clock
 from bertvision.time_limits.history import HistoryEntry
 from bertvision.time_limits.planner import Plan, Stage
 from bertvision.training import Callback, EvaluateEvent, StepEvent
 
-REFRESHES = 4  # per second
 
-
-class LiveView:
-    """A table on a terminal or in a notebook, lines elsewhere, nothing if it is silent."""
+class LiveView(StageView):
+    """The view of a run with a time limit: its stages with the seconds that they were planned to take."""
 
     def __init__(self, clock: Clock, *, silent: bool = False):
+        super().__init__(silent=silent)
         self.clock = clock
-        self.console = Console(stderr=True)
-        self.silent = silent or not is_main_rank()
         self.best_score: float | None = None
         self._ended: list[HistoryEntry] = []
         self._running: Stage | None = None
         self._began = 0.0
         self._coming: Sequence[Stage] = ()
         self._detail = ""
-        self._live: Live | None = None
 
     def restart(self, clock: Clock) -> None:
         """Show the time of another limit."""
         self.clock = clock
-
-    def __enter__(self) -> Self:
-        if not self.silent and can_show_bars(self.console):
-            self._live = Live(
-                get_renderable=self._render, console=self.console, refresh_per_second=REFRESHES, transient=True
-            )
-            self._live.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
-
-    def line(self, text: str) -> None:
-        """Print a line."""
-        if not self.silent:
-            self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def show_plan(self, plan: Plan, clock: Clock, seconds: float) -> None:
         """Print the plan before it is carried out."""
@@ -76,10 +47,10 @@ class LiveView:
         """Show that a stage has ended."""
         self._ended.append(entry)
         self._running = None
-        score = "" if entry.validation_score is None else f", validation {entry.validation_score:.1f}"
-        best = "" if entry.best_score is None else f", best {entry.best_score:.1f}"
+        remarks = [] if entry.validation_score is None else [f"validation {entry.validation_score:.1f}"]
+        remarks += [] if entry.best_score is None else [f"best {entry.best_score:.1f}"]
         if entry.stage != "plan":
-            self.line(f"{entry.seconds:6.1f} s  {entry.stage} in {entry.stage_seconds:.1f} s{score}{best}")
+            self.ended_line(entry.seconds, entry.stage, entry.stage_seconds, remarks)
 
     def finish(self, clock: Clock, score: tuple[float, float] | None) -> None:
         """Print the outcome."""
@@ -94,19 +65,22 @@ class LiveView:
         """Show what the running stage does."""
         self._detail = text
 
-    def _render(self) -> Group:
-        table = Table(box=None, pad_edge=False, show_header=False)
+    def rows(self) -> list[StageRow]:
+        """Return the lines of the table."""
+        rows = []
         for entry in self._ended:
             score = "" if entry.validation_score is None else f"{entry.validation_score:.1f}"
-            table.add_row("done", f"{entry.stage_seconds:.1f} s", entry.stage, score, style="dim")
+            rows.append(StageRow(state="done", seconds=f"{entry.stage_seconds:.1f} s", title=entry.stage, detail=score))
         if self._running is not None:
             seconds = f"{time.monotonic() - self._began:.0f}/{self._running.seconds:.0f} s"
-            table.add_row("now", seconds, self._running.describe(), self._detail, style="bold")
-        for stage in self._coming:
-            table.add_row("then", f"{stage.seconds:.0f} s", stage.describe(), "")
-        best = "" if self.best_score is None else f", best validation score {self.best_score:.1f}"
-        left = max(0.0, self.clock.left)
-        return Group(table, Text(f"{left:.0f} s left{best}. Ctrl-C ends early and keeps the best model.", style="cyan"))
+            rows.append(StageRow(state="now", seconds=seconds, title=self._running.describe(), detail=self._detail))
+        coming = [(f"{stage.seconds:.0f} s", stage.describe()) for stage in self._coming]
+        return rows + [StageRow(state="then", seconds=seconds, title=title) for seconds, title in coming]
+
+    def footer(self) -> str:
+        """Return the time left and the best score so far."""
+        best = "" if self.best_score is None else f", best validation score so far {self.best_score:.1f}"
+        return f"{max(0.0, self.clock.left):.0f} s left{best}. Ctrl-C ends early and keeps the best model."
 
 
 class _ShowProgress(Callback):

@@ -117,7 +117,9 @@ def _is_labelled(other: Run, run: Run) -> bool:
 
 
 def _short_name(run: Run, task: Task) -> str:
-    known = run.name.partition(":")[0] in HEADS
+    if members := run.members():
+        return " + ".join(_short_name(member, task) for member in members)
+    known = run.name.partition(":")[0] in HEADS and " + " not in run.name
     return HeadConfig.parse(run.name).label(task.example_kind) if known else run.name
 
 
