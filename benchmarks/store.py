@@ -328,8 +328,9 @@ def original(runner: Setup) -> dict[str, Any]:
 
     def read_hdf5() -> None:
         with h5py.File(path, "r") as file:
+            stored: Any = file["states"]
             for rows_ in batches:
-                torch.stack([torch.from_numpy(file["states"][int(row)]) for row in rows_])
+                torch.stack([torch.from_numpy(stored[int(row)]) for row in rows_])
 
     for _ in range(runner.given.repeats):
         for state in ("cold", "warm"):

@@ -103,7 +103,7 @@ METHODS = {
         package="model2vec",
     ),
     "bertvision": Method(
-        summary="the pipeline's defaults, controls left out; length 0.3 is what `bertvision run` trains heads on",
+        summary="the pipeline's defaults, controls left out; heads are trained at 0.3 for pairs, at 1 for single texts",
         unit="epochs",
         lengths=(0, 0.3, 1),
         ours=True,

@@ -25,7 +25,7 @@ from bertvision.heads import HeadConfig
 from bertvision.inputs import Rows, examples_from_rows, read_items, read_rows, warn_truncated
 from bertvision.inputs.tables import as_items, as_table, columns_of_items
 from bertvision.pipeline import ExperimentResult, PipelineConfig, load_data, resolve, run_data
-from bertvision.pipeline.experiment import Experiment, check, merge
+from bertvision.pipeline.experiment import DEFAULT_FRACTIONS, Experiment, check, merge
 from bertvision.progress import PATIENCE, hidden
 from bertvision.runs import Run
 from bertvision.stage_view import RunView
@@ -61,7 +61,7 @@ class BaseTextEstimator(TimeLimitMixin, PersistenceMixin, BaseEstimator, ABC):
         self,
         encoder: str | os.PathLike[str] | Encoder = "minilm",
         *,
-        fraction: float = 0.3,
+        fraction: float | None = None,
         time_limit: float | str | None = None,
         memory_limit: int | str | None = None,
         disk_limit: int | str | None = None,
@@ -260,7 +260,8 @@ class BaseTextEstimator(TimeLimitMixin, PersistenceMixin, BaseEstimator, ABC):
     def _configure(self, task: Task, start: Run | None) -> tuple[PipelineConfig, str | Encoder]:
         """Return the configuration of the pipeline, and the encoder that training starts from."""
         encoder = os.fspath(self.encoder) if isinstance(self.encoder, os.PathLike) else self.encoder
-        settings: dict[str, Any] = {"fractions": [float(self.fraction)]}
+        fraction = DEFAULT_FRACTIONS[task.example_kind][0] if self.fraction is None else float(self.fraction)
+        settings: dict[str, Any] = {"fractions": [fraction]}
         if start is not None:  # the encoder is the fine-tuned one, and is not changed
             encoder, settings = start.encoder_source, {"fractions": [0.0]}
         experiment = merge(

@@ -52,7 +52,8 @@ class TextClassifier(ClassifierMixin, BaseTextEstimator):
     Args:
         encoder: The name of an encoder (`bertvision encoders` lists them), the name of a model on the Hugging Face Hub,
             the directory of a model, or an `Encoder`.
-        fraction: Epochs of fine-tuning, e.g. 0.3. 0: the encoder is used as it is.
+        fraction: Epochs of fine-tuning, e.g. 0.3. 0: the encoder is used as it is. None: 1 for single texts, whose rate
+            then falls to zero, and 0.3 for pairs.
         time_limit: Seconds, or a text such as "5m", for everything that `fit` does. What is trained, and for how long,
             follows from it, and `fraction` and `controls` are not used. None: no limit.
         memory_limit: Bytes, or a text such as "4GB", that the process may hold. It needs a time limit.
@@ -94,7 +95,7 @@ class TextClassifier(ClassifierMixin, BaseTextEstimator):
         self,
         encoder: str | os.PathLike[str] | Encoder = "minilm",
         *,
-        fraction: float = 0.3,
+        fraction: float | None = None,
         time_limit: float | str | None = None,
         memory_limit: int | str | None = None,
         disk_limit: int | str | None = None,

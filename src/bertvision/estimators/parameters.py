@@ -26,7 +26,7 @@ def check_parameters(parameters: Mapping[str, Any]) -> None:
             "and its tokenizer: Encoder(model, tokenizer)."
         )
     for name in ("fraction", "validation_fraction"):
-        if not _is_number(parameters[name]):
+        if not _is_number(parameters[name]) and (name, parameters[name]) != ("fraction", None):
             raise BertVisionError(f"{name} must be a number such as 0.3, got {parameters[name]!r}.")
     max_tokens = parameters["max_tokens"]
     if max_tokens is not None and not (_is_integer(max_tokens) and max_tokens > 0):

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import lru_cache
 
 import torch
 from torch import nn
@@ -13,7 +12,7 @@ from bertvision.heads.head import Head, LayerSelect
 from bertvision.heads.head_ensemble import HeadEnsemble
 from bertvision.heads.input_spec import input_spec_of, shared_input_spec
 from bertvision.heads.layer_selection import select_layers
-from bertvision.heads.table import HEADS, HeadEntry
+from bertvision.heads.table import HEADS
 from bertvision.types import HeadShape, StateView
 
 
@@ -91,12 +90,6 @@ def required_view(configs: Iterable[HeadConfig], shape: HeadShape) -> StateView:
 
 def count_parameters(config: HeadConfig, shape: HeadShape) -> tuple[int, int]:
     """Return the number of values that a head holds, batch norm's statistics included, and of those it trains."""
-    return _count_parameters(HEADS[config.name], config, shape)
-
-
-@lru_cache(maxsize=64)
-def _count_parameters(entry: HeadEntry, config: HeadConfig, shape: HeadShape) -> tuple[int, int]:
-    """Count the parameters once. `entry` is part of the key, because a name may be registered again."""
     with torch.device("meta"):
         head = build_head(config, shape)
     trained = sum(p.numel() for p in head.parameters())
