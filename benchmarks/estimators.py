@@ -86,12 +86,12 @@ def against_run(train: Sequence[Example], dev: Sequence[Example], repeats: int) 
                 writer.writerows([("text", "label"), *((example.texts[0], example.label) for example in examples)])
 
         def estimator(folder: Path) -> float:
-            classifier = TextClassifier(fraction=0.3, verbose=0, cache_dir=folder).fit(files["train"])
+            classifier = TextClassifier(fraction=0.3, controls=False, verbose=0, cache_dir=folder).fit(files["train"])
             return 100 * classifier.score(files["dev"])
 
         def experiment(folder: Path) -> float:
             result = run(
-                train_file=str(files["train"]), dev_file=str(files["dev"]), fractions=[0.3], heads=["default"],
+                train_file=str(files["train"]), dev_file=str(files["dev"]), fractions=[0.3], controls=False,
                 task="reviews", root=folder,
             )  # fmt: skip
             return result.best.primary_score

@@ -86,16 +86,15 @@ class TrainedModel:
     def forward_passes(self) -> set[tuple[str, str]]:
         """The forward passes of a prediction, as pairs (hash of the encoder, "cross" or "bi" encoding).
 
-        There is one per encoder, and another one if a head uses bi-encoding. Models that read windows share theirs with
-        models of the same windows.
+        There is one for each encoding that a head of an encoder reads. Models that read windows share theirs with models
+        of the same windows.
         """
         size = getattr(self.task, WINDOW_TOKENS, 0)
-        encoding = f"windows of {size}" if size else "cross"
-        cross = {(head.shared_encoder.weights, encoding) for head in self.attached_heads}
-        return cross | {
-            (head.shared_encoder.weights, "bi")
+        passes = {"cross": [f"windows of {size}" if size else "cross"], "bi": ["bi"], "both": ["cross", "bi"]}
+        return {
+            (head.shared_encoder.weights, encoding)
             for head, usage in zip(self.attached_heads, self.layers, strict=True)
-            if usage.get("encoding", "cross") != "cross"
+            for encoding in passes[usage.get("encoding", "cross")]
         }
 
     @property

@@ -261,7 +261,7 @@ def test_cross_and_bi_encoding_in_one_graph(tiny, tmp_path):
         "BERT": 1,
         "learned": 1,
         both: 2,
-        "adapter:encoding=bi,size=4,token_pooling=max": 2,
+        "adapter:encoding=bi,size=4,token_pooling=max": 1,
     }
 
 
