@@ -7,6 +7,7 @@ import pytest
 
 import bertvision
 from bertvision.errors import BertVisionError
+from bertvision.heads import HeadConfig
 from bertvision.pipeline import experiment_of, prepare
 from bertvision.runs import find_runs
 from bertvision.trained_model import load_all
@@ -121,6 +122,31 @@ def test_models_share_one_encoder_and_one_forward_pass(answers, monkeypatch):
     together = ensemble.predict(("who made it", "bob made it"), bert=True)
     assert len(passes) == 1 and ensemble.num_forward_passes == 1
     assert together["bert"] == bert.predict(("who made it", "bob made it"))
+
+
+def test_pairs_are_answered_in_one_pass(tiny, reviews, tmp_path, monkeypatch):
+    """The default heads of pairs read one encoding each, and only heads with the same one are combined."""
+    result = bertvision.run(
+        train_file=str(reviews), text_pair="text", encoder=str(tiny), fractions=[0.3], controls=False, root=tmp_path,
+        train={"epochs": 1.0, "batch_size": 16},
+    )  # fmt: skip
+    encodings = {HeadConfig.parse(run.name).encoding for run in result.runs if run.kind == "head"}
+    assert encodings == {"bi", "cross"}
+    members = result.best.members() or [result.best]
+    assert len({HeadConfig.parse(run.name).encoding for run in members}) == 1
+    for run in [result.best, *(run for run in result.runs if run.kind == "head")]:
+        model = bertvision.load(run)
+        encoder = model.attached_heads[0].shared_encoder.encoder
+        passes, read = [], encoder._read
+        monkeypatch.setattr(encoder, "_read", lambda *given, read=read, passes=passes: passes.append(1) or read(*given))
+        examples = prepare(experiment_of(run)).dev.examples
+        logits = model.logits(model.encode_examples(examples)).logits
+        assert model.num_forward_passes == 1
+        np.testing.assert_allclose(logits, run.predictions().logits, atol=2e-2)
+        passes.clear()
+        model.predict(("the film was good", "the plot was awful"))
+        assert len(passes) == 1
+        monkeypatch.setattr(encoder, "_read", read)
 
 
 def test_an_ensemble_predicts_as_it_was_scored(answers):

@@ -86,8 +86,8 @@ class TrainedModel:
     def forward_passes(self) -> set[tuple[str, str]]:
         """The forward passes of a prediction, as pairs (hash of the encoder, "cross" or "bi" encoding).
 
-        There is one for each encoding that a head of an encoder reads. Models that read windows share theirs with models
-        of the same windows.
+        There is one for each encoding that a head of an encoder reads. Models that read windows share theirs with
+        models of the same windows.
         """
         size = getattr(self.task, WINDOW_TOKENS, 0)
         passes = {"cross": [f"windows of {size}" if size else "cross"], "bi": ["bi"], "both": ["cross", "bi"]}
