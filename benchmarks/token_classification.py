@@ -81,11 +81,12 @@ CHOICES = (
 )
 TESTED: dict[str, Setting] = {
     "ours": Setting("heads", 1e-4, (2.0,), schedule="constant", defaults=True),
+    "early": Setting("heads", 1e-4, (1.0,), schedule="constant", defaults=True),
     "full": Setting("full", 1e-4, (10.0,)),
     "probe": Setting("heads", 1e-4, (0.0,), schedule="constant", defaults=True),
     "lora": Setting("lora", 1e-3, (5.0,)),
 }
-"""What was best on emerging.dev, by method."""
+"""What was best on emerging.dev, by method; and our heads after half of that fine-tuning."""
 
 
 def read(data_dir: str, experiment: Experiment, *, with_test: bool) -> ExperimentData:

@@ -134,12 +134,8 @@ def runs_of(
 
 
 def _ensembles(data: ExperimentData, checkpoint: Checkpoint, bert: Run, trained: Sequence[Run]) -> list[Run]:
-    """Return the ensemble of heads, if there is one, and those of BERT with the best head.
-
-    Without fine-tuning, BERT's own head is random, and no ensemble with it is made.
-    """
+    """Return the ensemble of heads, if there is one, and those of BERT with the best head."""
     methods = ["mean"] if data.task.outputs == 1 else data.experiment.ensembles
-    methods = methods if checkpoint.fraction else []
     best = choose_best(data, trained)
     with_bert = [ensemble(data, checkpoint.directory, [bert, best], method) for method in methods]
     return [*head_ensemble(data, checkpoint, trained), *with_bert]
