@@ -98,7 +98,7 @@ def test_run_from_flags(cli, tiny, reviews, tmp_path):
     assert "rows to train on" in err and "rows to train on" not in out
     code, out, _ = cli(*words)
     assert code == 0 and "control: " not in out and "predict reviews" in out and f"--runs {tmp_path}" in out
-    assert re.search(r"accuracy +\d+\.\d\d \(95 %: .* to .*\) on 24 dev rows", out) and "after 1 epochs" in out
+    assert re.search(r"accuracy +\d+\.\d\d \(95 %: .* to .*\) on 24 dev rows", out) and "after 1 epoch," in out
     code, out, _ = cli(*words, "--json")
     rows = json.loads(out)
     assert code == 0 and [row["kind"] for row in rows].count("control") == 3

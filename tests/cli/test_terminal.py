@@ -88,7 +88,7 @@ def test_the_end_of_a_run_names_the_next_commands(finished, capsys):
         r" +", lambda m: m[0][:2], text
     )
     bert = next(run for run in finished.runs if run.kind == "bert")
-    assert f"{bert.primary_score:.2f} after 1 epochs" in text and str(best.directory) in text
+    assert f"{bert.primary_score:.2f} after 1 epoch," in text and str(best.directory) in text
     assert f'bertvision predict reviews "text" --runs {root_of(finished)}' in text
     assert f"bertvision serve reviews --runs {root_of(finished)}" in text
 

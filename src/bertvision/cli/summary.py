@@ -55,7 +55,12 @@ def _same_fraction(run: "Run", best: "Run") -> bool:
 
 def _parameters(run: "Run") -> str:
     """Return the size of a head and the length of fine-tuning."""
-    return f"{output.parameters(run.metrics.parameters)} parameters, {run.record.fraction:g} epochs of fine-tuning, "
+    return f"{output.parameters(run.metrics.parameters)} parameters, {_epochs(run)} of fine-tuning, "
+
+
+def _epochs(run: "Run") -> str:
+    fraction = run.record.fraction
+    return f"{fraction:g} epoch" if fraction == 1 else f"{fraction:g} epochs"
 
 
 def _encoder(run: "Run") -> str:
@@ -74,8 +79,7 @@ def _bert(result: "ExperimentResult") -> str:
     longest = max(runs, key=lambda run: run.record.fraction, default=None)
     shown = [*same, *([longest] if longest and longest not in same else [])]
     return "; ".join(
-        f"{run.primary_score:.2f} after {run.record.fraction:g} epochs, {run.metrics.seconds.total:.0f} s"
-        for run in shown
+        f"{run.primary_score:.2f} after {_epochs(run)}, {run.metrics.seconds.total:.0f} s" for run in shown
     )
 
 
