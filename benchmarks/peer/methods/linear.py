@@ -44,14 +44,16 @@ def linear(cell: CellData, job: Job, meter: Meter, read: Read, rows: Sequence[Ex
     for strength in SPARSE_STRENGTHS if scipy.sparse.issparse(train) else STRENGTHS:
         began = time.perf_counter()
         model = _fit(cell, strength, train, labels_of(rows))
-        score = grade(cell.task, _decide(model, validation), cell.validation)
+        score = grade(cell.task, _decide(model, validation, cell.task.outputs), cell.validation)
         fitted.append((score, strength, model, time.perf_counter() - began))
     score, strength, model, seconds = max(fitted, key=lambda each: each[0])
     meter.add("head", seconds)
     meter.add("tuning", sum(each[-1] for each in fitted) - seconds)
     size = model[-1].coef_.size + model[-1].intercept_.size
     extra = {"strength": strength, "tried": {each[1]: each[0] for each in fitted}}
-    return Outcome(lambda examples: {"model": _decide(model, read(examples))}, size, 8 * size + stored, extra)
+    return Outcome(
+        lambda examples: {"model": _decide(model, read(examples), cell.task.outputs)}, size, 8 * size + stored, extra
+    )
 
 
 def _fit(cell: CellData, strength: float, features: Any, labels: np.ndarray) -> Any:
@@ -64,10 +66,16 @@ def _fit(cell: CellData, strength: float, features: Any, labels: np.ndarray) -> 
     return make_pipeline(*steps).fit(features, labels)
 
 
-def _decide(model: Any, features: Any) -> np.ndarray:
-    """Return log-probabilities of a classifier, scores of a regression. (N, F) -> (N, C)"""
+def _decide(model: Any, features: Any, outputs: int) -> np.ndarray:
+    """Return log-probabilities of a classifier, scores of a regression. (N, F) -> (N, C)
+
+    Few rows may lack some classes, which then have the smallest probability.
+    """
     if hasattr(model, "predict_proba"):
-        return np.log(np.maximum(model.predict_proba(features), 1e-20)).astype(np.float32)
+        probabilities = model.predict_proba(features)
+        known = np.zeros((len(probabilities), outputs))
+        known[:, model.classes_] = probabilities
+        return np.log(np.maximum(known, 1e-20)).astype(np.float32)
     return model.predict(features).astype(np.float32)[:, None]
 
 
