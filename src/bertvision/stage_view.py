@@ -6,6 +6,7 @@ terminals that cannot move the cursor, it is plain lines.
 
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -70,7 +71,7 @@ class StageRow:
     detail: str = ""
 
 
-class StageView:
+class StageView(ABC):
     """A table on a terminal or in a notebook, lines elsewhere, nothing if it is silent. Subclasses say what is in it.
 
     Args:
@@ -128,13 +129,13 @@ class StageView:
         """Print that a stage has ended."""
         self.line(", ".join([f"{elapsed:6.1f} s  {title} in {seconds:.1f} s", *remarks]))
 
+    @abstractmethod
     def rows(self) -> list[StageRow]:
         """Return the lines of the table."""
-        raise NotImplementedError
 
+    @abstractmethod
     def footer(self) -> str:
         """Return what is below the table."""
-        raise NotImplementedError
 
     def render(self) -> Group:
         """Return the table. Titles are cut where the terminal is narrow."""
