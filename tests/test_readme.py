@@ -103,7 +103,7 @@ def test_figures_are_those_of_the_benchmark():
                and row["score"] > ours["score"]}
         for task, ours in chosen.items()
     }  # fmt: skip
-    assert "On mrpc, stsb and snli the defaults of then score above every other method of the chart" in README
+    assert "On mrpc, stsb and snli the earlier defaults score above every other method of the chart" in README
     assert {task for task, methods in better.items() if not methods} == {"mrpc", "stsb", "snli"}
     assert "full fine-tuning of two epochs and LoRA of three are better, in more than twice the time" in README
     assert better["rotten-tomatoes"] == {("fine-tuning", 2), ("fine-tuning", 3), ("lora", 3)}
